@@ -1,0 +1,3 @@
+"""Plan, steps, health, gate and publishing: from a Smolfile to a proven, signed artifact."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The click commands: the only place that prints or exits."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The microVM: boot, exec, checkpoint, restore, fork."""
+
+__all__: list[str] = []

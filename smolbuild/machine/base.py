@@ -1,0 +1,245 @@
+"""The engine seam: what the rest of smolbuild knows of a virtual machine.
+
+``machine.qemu`` implements it with QEMU; ``machine.fake`` with nothing but memory, and both pass the same
+contract tests. All times are in seconds, all sizes in bytes unless a name says otherwise.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, Protocol
+
+from smolbuild.model.smolfile import Probe
+
+__all__ = [
+    "BootSpec",
+    "Checkpoint",
+    "Contract",
+    "Disk",
+    "Engine",
+    "ExecRequest",
+    "ExecResult",
+    "Freshen",
+    "Identity",
+    "Machine",
+    "OnOutput",
+    "ProbeResult",
+    "RestoreSpec",
+    "Shape",
+]
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the guest sees: it must be the same at checkpoint and restore."""
+
+    cpus: int
+    memory_mib: int
+    disk_bytes: int
+    network: Literal["none", "full"] = "none"
+    """``none``: no network device (an allow-list is served through the agent); ``full``: user networking."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """What a host must offer for a checkpoint to restore; exact values, recorded at the checkpoint."""
+
+    engine: str
+    engine_version: str
+    machine_type: str
+    cpu_model: str
+    accelerator: str
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A raw base and qcow2 overlays over it, lowest first. All are opened read-only and shared.
+
+    The engine puts its own fresh copy-on-write overlay on top of them in the machine's run directory.
+    """
+
+    base: Path
+    overlays: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootSpec:
+    """A cold boot."""
+
+    kernel: Path
+    initrd: Path
+    disk: Disk
+    shape: Shape
+    hostname: str = "smolbuild"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Files of a saved machine. ``memory`` is raw guest RAM (sparse), ``state`` the device state."""
+
+    memory: Path
+    state: Path
+    disk_overlay: Path
+    """The machine's own top overlay at the moment of the checkpoint (qcow2, 64 KiB clusters)."""
+    contract: Contract
+    agent_cursor: bytes
+    """Opaque bytes the host side needs to go on with the agent's open session in a restored machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSpec:
+    """A restore: many machines may be restored from the same files at once."""
+
+    kernel: Path
+    initrd: Path
+    disk: Disk
+    shape: Shape
+    memory: Path
+    state: Path
+    contract: Contract
+    agent_cursor: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecRequest:
+    """One execution in the guest.
+
+    ``exec_id`` names one execution for ever: asking again with the same id attaches to it or returns
+    its recorded result; the engine makes a fresh id when it is empty.
+    """
+
+    argv: tuple[str, ...]
+    exec_id: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    """The complete environment besides PATH and HOME defaults."""
+    workdir: str = "/"
+    user: str = "root"
+    """``name``, ``uid``, each with an optional ``:group``; resolved in the guest's /etc/passwd."""
+    stdin: bytes | IO[bytes] = b""
+    timeout: float = 60.0
+    """After this the execution's whole process tree is killed."""
+    keep: bool = False
+    """A service: return as soon as it is started; it lives on and its last output is kept (64 KiB)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """How an execution ended. ``status`` is 128+signal when a signal ended it."""
+
+    exec_id: str
+    status: int
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """One attempt of a probe. ``detail`` says in a line what was seen, for errors."""
+
+    ok: bool
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a machine says of itself, to prove that two forks differ."""
+
+    machine_id: str
+    boot_id: str
+    random: bytes
+    """32 bytes of getrandom."""
+    clock: float
+    """The guest's wall clock in seconds since the epoch, at the moment of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freshen:
+    """The one fix-up call after a restore; the engine adds wall time and 64 bytes of entropy."""
+
+    hostname: str
+    machine_id: str
+    """32 lower-case hex digits."""
+    regenerate: tuple[str, ...] = ()
+
+
+class Machine(Protocol):
+    """A running guest. Every method has a deadline and raises MachineError when it passes.
+
+    A machine whose engine process ended raises MachineError, with the console's tail as details.
+    """
+
+    id: str
+    accelerator: str
+    milestones: dict[str, float]
+    """Milliseconds since the request: ``spawned``, ``greeting``, ``loaded``, ``running``, ``agent``."""
+
+    def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
+        """Run to its end (or start, with ``keep``), streaming output. A non-zero status is no error."""
+
+    def service_status(self, exec_id: str) -> ExecResult | None:
+        """Return how a kept execution ended, or None while it is alive."""
+
+    def service_output(self, exec_id: str) -> bytes:
+        """Return the last output (at most 64 KiB) of a kept execution."""
+
+    def put(self, archive: Iterable[bytes], target: str, *, timeout: float) -> None:
+        """Unpack a tar stream below the guest directory ``target`` (owners and modes kept)."""
+
+    def get(self, path: str, *, timeout: float) -> Iterable[bytes]:
+        """Yield a tar stream of the guest path."""
+
+    def probe(
+        self, probe: Probe, *, timeout: float, env: tuple[tuple[str, str], ...] = ()
+    ) -> ProbeResult:
+        """Make one attempt of ``probe``; port, HTTP and file start no process in the guest."""
+
+    def probe_until(self, probe: Probe, *, deadline: float, interval: float = 0.1) -> ProbeResult:
+        """Repeat a port, HTTP or file probe inside the agent until it passes or ``deadline`` seconds."""
+
+    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> None:
+        """Set what the egress proxy of a ``none`` machine lets through from now on; None: nothing."""
+
+    def egress(self) -> tuple[str, ...]:
+        """Return the ``host:port`` (or URL where visible) requests seen so far, denied ones marked."""
+
+    def freshen(self, call: Freshen) -> Identity:
+        """Thaw, set the clock, stir entropy and force a reseed, set hostname and machine-id: one call."""
+
+    def identity(self) -> Identity:
+        """Return the machine's identity and 32 fresh random bytes."""
+
+    def snapshot_disk(self) -> Path:
+        """Sync the guest's file system and start a new overlay; return the finished one (qcow2)."""
+
+    def checkpoint(self, directory: Path) -> Checkpoint:
+        """Freeze the file systems, stop the machine and save it into ``directory``.
+
+        The machine stays stopped; discard it afterwards. The files are complete and fsynced.
+        """
+
+    def console(self) -> str:
+        """Return the console's tail (at most 16 KiB)."""
+
+    def discard(self) -> None:
+        """Kill the engine process and remove the run directory. Idempotent; never raises."""
+
+
+class Engine(Protocol):
+    """Boots and restores machines."""
+
+    def contract(self) -> Contract:
+        """Return what this host offers now (accelerator by functional probe, remembered per boot)."""
+
+    def boot(self, spec: BootSpec, *, timeout: float = 120.0) -> Machine:
+        """Boot and return when the agent answers."""
+
+    def restore(self, spec: RestoreSpec, *, timeout: float = 30.0) -> Machine:
+        """Restore a fork and return when the agent answers; it is not fresh yet: call ``freshen``.
+
+        Raises:
+            MachineError: code ``contract`` when the host does not offer ``spec.contract``.
+
+        """

@@ -1,0 +1,254 @@
+"""The Smolfile as frozen values.
+
+Upstream keys (smolvm's schema) come first, smolbuild's own follow. Every value is already checked and
+normalised by ``model.parse``; nothing here touches the file system.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+__all__ = [
+    "Base",
+    "CachePolicy",
+    "Copy",
+    "ExecProbe",
+    "FileProbe",
+    "Health",
+    "HttpProbe",
+    "Network",
+    "Notice",
+    "Policy",
+    "PortProbe",
+    "Probe",
+    "Restart",
+    "RestoreContract",
+    "SecretSource",
+    "Service",
+    "Smolfile",
+    "Step",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortProbe:
+    """Ready when a TCP connection to ``host:port`` in the guest is accepted."""
+
+    port: int
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpProbe:
+    """Ready when an HTTP GET answers with ``status`` and, where given, a body holding ``contains``."""
+
+    port: int
+    path: str = "/"
+    host: str = "127.0.0.1"
+    status: int = 200
+    contains: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileProbe:
+    """Ready when ``path`` exists in the guest."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecProbe:
+    """Ready when ``argv`` (never a shell line) exits 0 in the guest, inside the image's root."""
+
+    argv: tuple[str, ...]
+
+
+Probe = PortProbe | HttpProbe | FileProbe | ExecProbe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The health check: a probe and upstream's retry semantics; all times in seconds.
+
+    The check fails after ``retries`` consecutive failures; failures inside ``startup_grace`` do not
+    count. One attempt may take ``timeout``, and ``interval`` passes between attempts.
+    """
+
+    probe: Probe
+    interval: float = 5.0
+    timeout: float = 5.0
+    startup_grace: float = 0.0
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretSource:
+    """Where the host finds a secret's value: exactly one field is set."""
+
+    from_env: str | None = None
+    from_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What the machine may reach. ``mode`` off: no network device at all."""
+
+    mode: Literal["off", "allow", "full"] = "off"
+    allow_hosts: tuple[str, ...] = ()
+    allow_host_patterns: tuple[str, ...] = ()
+    allow_cidrs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A file or directory of the Smolfile's directory that is copied into the guest.
+
+    ``to`` ending in ``/`` names a directory to copy into; else the exact target.
+    """
+
+    source: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One set-up command, run in the guest with ``sh -c`` as ``user``."""
+
+    name: str
+    run: str
+    line: int = field(default=0, compare=False)
+    inputs: tuple[str, ...] = ()
+    copy: tuple[Copy, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str | None = None
+    user: str | None = None
+    network: bool | tuple[str, ...] | None = None
+    """None: as ``[network]`` says; False: none; True: as ``[network]``; a tuple: these hosts only."""
+    secrets: tuple[str, ...] = ()
+    timeout: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A process that is alive in the checkpoint, run with ``sh -c``."""
+
+    name: str
+    run: str
+    line: int = field(default=0, compare=False)
+    ready: Probe | None = None
+    ready_timeout: float = 120.0
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """``[smolbuild.base]``: a Debian root made on the spot."""
+
+    debian: str
+    """Suite: ``bookworm``, for example."""
+    packages: tuple[str, ...] = ()
+    variant: str = "minbase"
+    mirror: str | None = None
+    """None: the mirror that the host's own apt configuration names for Debian."""
+    components: tuple[str, ...] = ("main",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreContract:
+    """``[smolbuild.restore]``: what makes a fork fresh before it is handed out."""
+
+    regenerate: tuple[str, ...] = ("machine-id", "hostname")
+    """Of ``machine-id``, ``hostname``, ``ssh-host-keys``."""
+    run: tuple[str, ...] = ()
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """``[smolbuild.policy]``."""
+
+    max_age: float | None = None
+    on_base_drift: Literal["rebuild", "warn", "fail"] = "rebuild"
+    undeclared: Literal["warn", "fail"] = "warn"
+    max_ready_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePolicy:
+    """``[smolbuild.cache]``."""
+
+    max_size: int = 20 * 1024**3
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """``[restart]``, upstream's; carried along, applied by smolvm and not by smolbuild."""
+
+    policy: Literal["never", "always", "on-failure", "unless-stopped"] = "never"
+    max_retries: int = 0
+    max_backoff: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something in the file that does not become part of the artifact, or deserves a loud word."""
+
+    key: str
+    line: int
+    text: str
+    loud: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smolfile:
+    """A parsed, checked Smolfile (and its sibling ``smolbuild.toml`` when there is one)."""
+
+    path: Path
+    """The file read; its directory is the context that relative paths refer to."""
+
+    # upstream, at top level
+    image: str | None = None
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    imported_env: tuple[str, ...] = ()
+    """Bare names in ``env`` whose value comes from the host: an undeclared input, said in a notice."""
+    workdir: str | None = None
+    user: str | None = None
+    cpus: int = 4
+    memory: int = 8192
+    """MiB."""
+    storage: int = 20
+    """GiB; parsed for compatibility."""
+    overlay: int = 10
+    """GiB: the size of the root disk."""
+    ports: tuple[tuple[int, int], ...] = ()
+    """(host, guest); applied at run time only."""
+    volumes: tuple[str, ...] = ()
+    network: Network = Network()
+    health: Health | None = None
+    restart: Restart = Restart()
+    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+
+    # smolbuild's own
+    name: str | None = None
+    use_dev: bool = False
+    resume: Literal["memory", "disk"] = "memory"
+    kernel: str | None = None
+    """Path of a kernel image the user gives; None: Debian's cloud kernel."""
+    base: Base | None = None
+    copy: tuple[Copy, ...] = ()
+    steps: tuple[Step, ...] = ()
+    """``init`` entries first (named ``init-1`` …), then ``[[smolbuild.step]]`` in file order."""
+    services: tuple[Service, ...] = ()
+    restore: RestoreContract = RestoreContract()
+    policy: Policy = Policy()
+    cache: CachePolicy = CachePolicy()
+
+    positions: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """1-based line of each key, by dotted path (``network.allow_hosts``, ``smolbuild.step[1].run``)."""
+    notices: tuple[Notice, ...] = field(default=(), compare=False)

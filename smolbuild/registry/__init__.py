@@ -1,0 +1,3 @@
+"""OCI distribution transport on top of oras."""
+
+__all__: list[str] = []

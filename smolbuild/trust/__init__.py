@@ -1,0 +1,3 @@
+"""Keys, DSSE envelopes, Sigstore bundles, in-toto statements and their verification."""
+
+__all__: list[str] = []
