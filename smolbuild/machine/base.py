@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
+from smolbuild.model.contract import Contract, Shape
 from smolbuild.model.smolfile import Probe
 
 __all__ = [
@@ -29,29 +30,6 @@ __all__ = [
 ]
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the guest sees: it must be the same at checkpoint and restore."""
-
-    cpus: int
-    memory_mib: int
-    disk_bytes: int
-    network: Literal["none", "full"] = "none"
-    """``none``: no network device (an allow-list is served through the agent); ``full``: user networking."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contract:
-    """What a host must offer for a checkpoint to restore; exact values, recorded at the checkpoint."""
-
-    engine: str
-    engine_version: str
-    machine_type: str
-    cpu_model: str
-    accelerator: str
-    architecture: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
