@@ -1,8 +1,8 @@
 """OCI descriptors, manifests and indexes as values (image-spec v1.1).
 
-Parsing is strict where trust depends on it (digest, size, media type) and tolerant elsewhere: unknown
-members are ignored, as the specification demands. The raw bytes stay the truth: digests are always
-taken over them, never over a re-serialisation.
+Parsing is strict where trust depends on it (digest, size, media type) and tolerant elsewhere:
+unknown members are ignored, as the specification demands. The raw bytes stay the truth: digests are
+always taken over them, never over a re-serialisation.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The Smolfile as frozen values.
 
-Upstream keys (smolvm's schema) come first, smolbuild's own follow. Every value is already checked and
-normalised by ``model.parse``; nothing here touches the file system.
+Upstream keys (smolvm's schema) come first, smolbuild's own follow. Every value is already checked
+and normalised by ``model.parse``; nothing here touches the file system.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class PortProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpProbe:
-    """Ready when an HTTP GET answers with ``status`` and, where given, a body holding ``contains``."""
+    """Ready when an HTTP GET answers with ``status`` and a body that holds ``contains``."""
 
     port: int
     path: str = "/"
@@ -96,7 +96,9 @@ class Network:
 
     mode: Literal["off", "allow", "full"] = "off"
     allow_hosts: tuple[str, ...] = ()
+    """Lower-case names; each allows the host and its subdomains, as upstream has it."""
     allow_host_patterns: tuple[str, ...] = ()
+    """Lower-case; a bare name is that host only, ``*.name`` its subdomains only."""
     allow_cidrs: tuple[str, ...] = ()
 
 
@@ -104,11 +106,19 @@ class Network:
 class Copy:
     """A file or directory of the Smolfile's directory that is copied into the guest.
 
-    ``to`` ending in ``/`` names a directory to copy into; else the exact target.
+    ``to`` ending in ``/`` names a directory to copy into; else the exact target. With the source
+    ``.`` it is always the directory that receives the content.
     """
 
     source: str
+    """Relative, normalised, POSIX; ``.`` is the whole directory."""
     to: str
+    mode: int | None = None
+    """Of every file copied; None: 0644, or 0755 where the owner may execute the source."""
+    owner: str | None = None
+    """``user`` or ``user:group``, names or numbers; None: root."""
+    key: str = field(default="", compare=False)
+    """Where in the file it stands, for ``Smolfile.where``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +128,15 @@ class Step:
     name: str
     run: str
     line: int = field(default=0, compare=False)
+    key: str = field(default="", compare=False)
+    """Where in the file it stands (``init[0]``, ``smolbuild.step[1]``), for ``Smolfile.where``."""
     inputs: tuple[str, ...] = ()
     copy: tuple[Copy, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     workdir: str | None = None
     user: str | None = None
     network: bool | tuple[str, ...] | None = None
-    """None: as ``[network]`` says; False: none; True: as ``[network]``; a tuple: these hosts only."""
+    """None or True: as ``[network]`` says; False: none at all; a tuple: these hosts only."""
     secrets: tuple[str, ...] = ()
     timeout: float = 1800.0
 
@@ -201,6 +213,7 @@ class Notice:
     line: int
     text: str
     loud: bool = False
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +229,7 @@ class Smolfile:
     cmd: tuple[str, ...] | None = None
     env: tuple[tuple[str, str], ...] = ()
     imported_env: tuple[str, ...] = ()
-    """Bare names in ``env`` whose value comes from the host: an undeclared input, said in a notice."""
+    """Bare names in ``env`` whose value comes from the host; each has a notice."""
     workdir: str | None = None
     user: str | None = None
     cpus: int = 4
@@ -233,6 +246,9 @@ class Smolfile:
     health: Health | None = None
     restart: Restart = Restart()
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+    """By name; a name that only a step uses comes from the host variable of that name."""
+    platform: str | None = None
+    """``[artifact] oci_platform``: ``linux/amd64``, for example; None: the host's."""
 
     # smolbuild's own
     name: str | None = None
@@ -249,6 +265,21 @@ class Smolfile:
     policy: Policy = Policy()
     cache: CachePolicy = CachePolicy()
 
+    sibling: Path | None = field(default=None, compare=False)
+    """The ``smolbuild.toml`` that holds the ``[smolbuild]`` part, when there is one."""
     positions: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """1-based line of each key, by dotted path (``network.allow_hosts``, ``smolbuild.step[1].run``)."""
+    """1-based line of each key, by dotted path (``env``, ``smolbuild.step[1].run``)."""
     notices: tuple[Notice, ...] = field(default=(), compare=False)
+
+    def where(self, key: str) -> tuple[str, int]:
+        """Return the file that holds ``key`` and its line there; 0 when the line is not known."""
+        ours = self.sibling is not None and key.split(".", 1)[0] == "smolbuild"
+        return str(self.sibling if ours else self.path), self.positions.get(key, 0)
+
+    def network_of(self, step: Step) -> Network:
+        """Return what ``step`` may reach: its own ``network`` on top of ``[network]``."""
+        if step.network is False:
+            return Network()
+        if isinstance(step.network, tuple):
+            return Network(mode="allow", allow_hosts=step.network)
+        return self.network
