@@ -1,0 +1,1 @@
+#define PROTOCOL_VERSION 1
