@@ -1,0 +1,289 @@
+"""Pack a checkpoint and its disk chain into an artifact of the local store."""
+
+import base64
+import bisect
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smolbuild.core.codec import decode, encode
+from smolbuild.core.digest import Digest, hex_of
+from smolbuild.core.errors import VerificationError
+from smolbuild.core.events import Emit, Transfer
+from smolbuild.core.files import private_directory, write_atomic
+from smolbuild.machine.base import Checkpoint
+from smolbuild.machine.qcow2 import Extent, clusters
+from smolbuild.model.artifact import (
+    ArtifactConfig,
+    DiskDelta,
+    DiskStreams,
+    PackedBlob,
+    Stream,
+    encode_config,
+)
+from smolbuild.model.oci import (
+    ARTIFACT_TYPE,
+    CONFIG_TYPE,
+    DEVICE_STATE_TYPE,
+    DISK_CHUNK_TYPE,
+    INDEX_TYPE,
+    INITRD_TYPE,
+    KERNEL_TYPE,
+    MANIFEST_TYPE,
+    MEMORY_CHUNK_TYPE,
+    Descriptor,
+    describe,
+    encode_json,
+    parse_json_object,
+)
+from smolbuild.store.artifact import Artifact, load_artifact
+from smolbuild.store.chunks import LayerSet, data_ranges, map_file, pack_blob, pack_stream
+from smolbuild.store.layout import Store
+
+__all__ = ["Streams", "pack_artifact", "pack_streams"]
+
+DISK_CHUNK = 4 * 1024 * 1024
+MEMORY_CHUNK = 16 * 1024 * 1024
+DELTA_BLOCK = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """The packed parts of a machine and the layers they lie in."""
+
+    layers: tuple[Descriptor, ...]
+    disk: DiskStreams
+    memory: Stream
+    device_state: PackedBlob
+    kernel: PackedBlob
+    initrd: PackedBlob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PackedBase:
+    """What is remembered of a packed base disk, so that it is compressed only once."""
+
+    stream: Stream
+    layers: tuple[Descriptor, ...]
+
+
+def pack_streams(
+    store: Store,
+    *,
+    base: Path,
+    base_digest: Digest,
+    overlays: Sequence[tuple[str, Path]],
+    checkpoint: Checkpoint,
+    kernel: Path,
+    initrd: Path,
+    cache: Path,
+    emit: Emit,
+) -> Streams:
+    """Compress disk, memory, device state, kernel and initrd into blobs of ``store``.
+
+    Args:
+        store: receives the blobs; hold a lease on it.
+        base: the raw base disk.
+        base_digest: digest that identifies the base disk's content.
+        overlays: ``(step name, qcow2 path)``, lowest first, the checkpoint's own overlay last.
+        checkpoint: memory and device state.
+        kernel: kernel image.
+        initrd: initramfs.
+        cache: ``Home.cache``; remembers the chunk map of packed base disks.
+        emit: receives ``Transfer`` events in raw bytes.
+
+    """
+    layers = LayerSet()
+    disk = DiskStreams(
+        base=_pack_base(store, layers, base, base_digest, cache, emit),
+        deltas=tuple(_pack_delta(store, layers, name, path) for name, path in overlays),
+    )
+    memory = _pack_file(store, layers, checkpoint.memory, MEMORY_CHUNK, MEMORY_CHUNK_TYPE, emit)
+    state = pack_blob(
+        store, layers, checkpoint.state.read_bytes(), DEVICE_STATE_TYPE, compress=True
+    )
+    return Streams(
+        disk=disk,
+        memory=memory,
+        device_state=state,
+        kernel=pack_blob(store, layers, kernel.read_bytes(), KERNEL_TYPE, compress=False),
+        initrd=pack_blob(store, layers, initrd.read_bytes(), INITRD_TYPE, compress=False),
+        layers=tuple(layers.descriptors),
+    )
+
+
+def pack_artifact(store: Store, config: ArtifactConfig, layers: tuple[Descriptor, ...]) -> Artifact:
+    """Write config, machine manifest and index for streams that are in ``store`` already.
+
+    Nothing names the result yet. The same config gives the same digests.
+    """
+    config_bytes = encode_config(config)
+    store.add_bytes(config_bytes)
+    annotations = {
+        "org.opencontainers.image.created": config.created,
+        "org.opencontainers.image.title": config.name,
+    }
+    manifest = encode_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": ARTIFACT_TYPE,
+            "config": describe(config_bytes, CONFIG_TYPE).to_json(),
+            "layers": [layer.to_json() for layer in layers],
+            "annotations": annotations,
+        }
+    )
+    store.add_bytes(manifest)
+    contract = config.contract
+    child = dataclasses.replace(
+        describe(manifest, MANIFEST_TYPE),
+        artifact_type=ARTIFACT_TYPE,
+        platform={"architecture": contract.architecture, "os": config.os},
+        annotations={
+            "com.smolbuild.contract": json.dumps(
+                encode(contract), separators=(",", ":"), sort_keys=True
+            ),
+        },
+    )
+    index = encode_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": INDEX_TYPE,
+            "artifactType": ARTIFACT_TYPE,
+            "manifests": [child.to_json()],
+            "annotations": {**annotations, "com.smolbuild.key": config.key},
+        }
+    )
+    store.add_bytes(index)
+    return load_artifact(
+        store, dataclasses.replace(describe(index, INDEX_TYPE), artifact_type=ARTIFACT_TYPE)
+    )
+
+
+def artifact_descriptor(artifact: Artifact) -> Descriptor:
+    """Return the descriptor under which an artifact is named in a store."""
+    return dataclasses.replace(artifact.index.descriptor, artifact_type=ARTIFACT_TYPE)
+
+
+def encode_agent_cursor(cursor: bytes) -> str:
+    """Return the agent session's cursor as it stands in the config."""
+    return base64.b64encode(cursor).decode()
+
+
+def _pack_base(
+    store: Store, layers: LayerSet, base: Path, digest: Digest, cache: Path, emit: Emit
+) -> Stream:
+    note = private_directory(cache / "streams") / f"{hex_of(digest)}.json"
+    remembered = _remembered_base(store, note)
+    if remembered is not None:
+        places = [layers.place(layer) for layer in remembered.layers]
+        chunks = tuple(
+            chunk if chunk.layer is None else dataclasses.replace(chunk, layer=places[chunk.layer])
+            for chunk in remembered.stream.chunks
+        )
+        return dataclasses.replace(remembered.stream, chunks=chunks)
+    own = LayerSet()
+    stream = _pack_file(store, own, base, DISK_CHUNK, DISK_CHUNK_TYPE, emit)
+    packed = _PackedBase(stream=stream, layers=tuple(own.descriptors))
+    write_atomic(note, encode_json(encode(packed)))
+    for layer in own.descriptors:
+        layers.place(layer)  # the base comes first: places stay what they are
+    return stream
+
+
+def _remembered_base(store: Store, note: Path) -> _PackedBase | None:
+    try:
+        value = parse_json_object(note.read_bytes(), str(note), limit=1 << 26)
+        packed = decode(_PackedBase, value, str(note))
+    except (FileNotFoundError, VerificationError):
+        return None
+    if all(store.has(layer.digest, layer.size) for layer in packed.layers):
+        return packed
+    return None
+
+
+def _pack_file(
+    store: Store, layers: LayerSet, path: Path, chunk_size: int, media_type: str, emit: Emit
+) -> Stream:
+    present: set[int] = set()
+    for offset, length in data_ranges(path):
+        present.update(range(offset // chunk_size, (offset + length - 1) // chunk_size + 1))
+    done = 0
+
+    def progress(length: int) -> None:
+        nonlocal done
+        done += length
+        emit(Transfer(what=f"pack {path.name}", done=done, total=len(present) * chunk_size))
+
+    raw = map_file(path)
+    try:
+        return pack_stream(
+            store,
+            layers,
+            size=len(raw),
+            chunk_size=chunk_size,
+            read=lambda offset, length: raw[offset : offset + length],
+            present=present,
+            media_type=media_type,
+            progress=progress,
+        )
+    finally:
+        raw.close()
+
+
+def _pack_delta(store: Store, layers: LayerSet, step: str, overlay: Path) -> DiskDelta:
+    extents = list(clusters(overlay))
+    data = [extent for extent in extents if extent.kind == "data"]
+    starts, position = [], 0
+    for extent in data:
+        starts.append(position)
+        position += extent.length
+    descriptor = os.open(overlay, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(offset: int, length: int) -> bytes:
+        parts = []
+        while length:
+            place = bisect.bisect_right(starts, offset) - 1
+            inside = offset - starts[place]
+            part = os.pread(
+                descriptor,
+                min(length, data[place].length - inside),
+                data[place].host_offset + inside,
+            )
+            # The last cluster of a qcow2 file may end before its cluster does: the rest is zero.
+            wanted = min(length, data[place].length - inside)
+            part = part.ljust(wanted, b"\0")
+            parts.append(part)
+            offset, length = offset + wanted, length - wanted
+        return b"".join(parts)
+
+    try:
+        stream = pack_stream(
+            store,
+            layers,
+            size=position,
+            chunk_size=DISK_CHUNK,
+            read=read,
+            present=range(-(-position // DISK_CHUNK)),
+            media_type=DISK_CHUNK_TYPE,
+        )
+    finally:
+        os.close(descriptor)
+    return DiskDelta(
+        step=step,
+        block_size=DELTA_BLOCK,
+        blocks=_runs(extents, "data"),
+        zeros=_runs(extents, "zero"),
+        data=stream,
+    )
+
+
+def _runs(extents: Sequence[Extent], kind: str) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (extent.guest_offset // DELTA_BLOCK, extent.length // DELTA_BLOCK)
+        for extent in extents
+        if extent.kind == kind
+    )

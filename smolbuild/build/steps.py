@@ -1,0 +1,146 @@
+"""Run the set-up in a booted machine: copied files first, then step by step, each cached."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from smolbuild.build.cache import StepCache
+from smolbuild.build.files import DeclaredFiles, tar_stream
+from smolbuild.core.digest import Digest
+from smolbuild.core.errors import BuildError
+from smolbuild.core.events import Emit, Output, StepFinished, StepStarted
+from smolbuild.machine.base import ExecRequest, Machine
+from smolbuild.machine.health import merge_env
+from smolbuild.model.artifact import RunConfig
+from smolbuild.model.smolfile import Copy, Network, Smolfile, Step
+
+__all__ = ["COPY_STEP", "StepRun", "proxy_env", "run_steps"]
+
+COPY_STEP = "copy"
+"""Name of the delta that holds the top-level copies."""
+_COPY_SECONDS = 600.0
+_TAIL_LINES = 50
+_TAIL_BYTES = 64 * 1024
+PROXY = "http://127.0.0.1:3128"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRun:
+    """A step's place in the chain: its name, its delta, the seconds it took (0 when cached)."""
+
+    name: str
+    overlay: Path
+    cached: bool
+    seconds: float
+
+
+def proxy_env(network: Network) -> tuple[tuple[str, str], ...]:
+    """Return the variables that make programs use the guest's egress proxy, where there is one."""
+    if network.mode != "allow":
+        return ()
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+    local = "127.0.0.1,localhost,::1"
+    return (*((name, PROXY) for name in names), ("no_proxy", local), ("NO_PROXY", local))
+
+
+def run_steps(
+    machine: Machine,
+    smolfile: Smolfile,
+    run: RunConfig,
+    files: DeclaredFiles,
+    chain: tuple[Digest, ...],
+    *,
+    first: int,
+    cache: StepCache,
+    emit: Emit,
+) -> tuple[StepRun, ...]:
+    """Apply the links ``first`` … of the chain (0: the copies, n: the n-th step) and keep each delta.
+
+    Raises:
+        BuildError: a step failed or timed out; its name, status and last 50 lines. The deltas of
+            the steps before it are kept.
+        MachineError: the machine died.
+
+    """
+    done = []
+    total = len(smolfile.steps)
+    for link in range(first, len(chain)):
+        started = time.monotonic()
+        if link == 0:
+            name = COPY_STEP
+            _copy(machine, smolfile.copy, files)
+        else:
+            step = smolfile.steps[link - 1]
+            name = step.name
+            emit(StepStarted(name=name, number=link, total=total, cached=False))
+            _copy(machine, step.copy, files)
+            _run_step(machine, smolfile, step, run, emit)
+        overlay = cache.keep(chain[link], machine.snapshot_disk())
+        seconds = time.monotonic() - started
+        if link:
+            emit(StepFinished(name=name, seconds=seconds, status=0))
+        done.append(StepRun(name=name, overlay=overlay, cached=False, seconds=seconds))
+    return tuple(done)
+
+
+def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles) -> None:
+    if copies:
+        machine.put(tar_stream(files, copies), "/", timeout=_COPY_SECONDS)
+
+
+def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, emit: Emit) -> None:
+    last: deque[bytes] = deque()
+    kept = 0
+
+    def on_output(stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        nonlocal kept
+        last.append(data)
+        kept += len(data)
+        while kept > _TAIL_BYTES and len(last) > 1:
+            kept -= len(last.popleft())
+        emit(Output(source=step.name, stream=stream, data=data))
+
+    network = _step_network(smolfile.network, step)
+    machine.allow(
+        None if network.mode != "allow" else network.allow_hosts + network.allow_host_patterns,
+        network.allow_cidrs,
+    )
+    try:
+        result = machine.exec(
+            ExecRequest(
+                argv=("/bin/sh", "-c", step.run),
+                env=merge_env(run.env, step.env, proxy_env(network)),
+                workdir=step.workdir or run.workdir,
+                user=step.user or "root",
+                timeout=step.timeout,
+            ),
+            on_output,
+        )
+    finally:
+        machine.allow(None)
+    if result.status == 0 and not result.timed_out:
+        return
+    lines = b"".join(last).decode("utf-8", "backslashreplace").splitlines()[-_TAIL_LINES:]
+    where = f"{smolfile.path.name}:{step.line}: " if step.line else ""
+    ending = (
+        f"did not end within {step.timeout:g} s and was killed"
+        if result.timed_out
+        else f"ended with status {result.status}"
+    )
+    raise BuildError(
+        f"{where}step {step.name} {ending}",
+        hint="the steps before it are cached; mend this one and build again",
+        code="step-timeout" if result.timed_out else "step-failed",
+        details="\n".join(lines),
+    )
+
+
+def _step_network(network: Network, step: Step) -> Network:
+    """Return what ``step`` may reach: never more than ``[network]`` gives the machine."""
+    if step.network is False or (step.network is None and network.mode == "off"):
+        return Network()
+    if isinstance(step.network, tuple):
+        return Network(mode="allow", allow_hosts=step.network)
+    return network

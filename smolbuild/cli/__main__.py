@@ -1,0 +1,5 @@
+"""``python -m smolbuild.cli``."""
+
+from smolbuild.cli.main import main
+
+main()

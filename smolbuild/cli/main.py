@@ -1,0 +1,180 @@
+"""The entry point: commands loaded on demand, errors turned into exit statuses."""
+
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from smolbuild import __version__
+from smolbuild.core.errors import SmolbuildError, SmolfileError, UsageError
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "build": ("smolbuild.cli.build", "Build, prove and sign the artifact of a Smolfile."),
+    "plan": ("smolbuild.cli.plan", "Show the provenance key, every input, and what would run."),
+    "lock": ("smolbuild.cli.plan", "Pin base image, packages and kernel in Smolfile.lock."),
+    "run": ("smolbuild.cli.run", "Restore forks of an artifact and run a command in each."),
+    "push": ("smolbuild.cli.registry", "Publish an artifact to an OCI registry."),
+    "pull": ("smolbuild.cli.registry", "Fetch an artifact, verify it, and materialise it."),
+    "verify": ("smolbuild.cli.registry", "Check an artifact's signatures, digests and lengths."),
+    "ls": ("smolbuild.cli.artifacts", "List the artifacts of the local store."),
+    "inspect": ("smolbuild.cli.artifacts", "Show what an artifact is made of."),
+    "rm": ("smolbuild.cli.artifacts", "Remove artifacts from the local store."),
+    "key": ("smolbuild.cli.keys", "Generate and show signing keys."),
+    "doctor": ("smolbuild.cli.doctor", "Say what this host offers and what it lacks."),
+}
+
+_EPILOG = """\b
+Examples:
+  smolbuild build -t notes:v1
+  smolbuild run notes:v1 -n 3 -- cat /etc/hostname
+  smolbuild push notes:v1 registry.example.com/team/notes:v1
+
+\b
+Exit status: 0 ok, 1 failed, 2 usage or Smolfile, 3 health check, 4 verification,
+5 registry or network (trying again may help), 6 outcome unknown, 75 busy, 130/143 signals.
+"""
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when that command is used: start-up stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name)
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(name, _COMMANDS, n=1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_LazyGroup,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+)
+@click.version_option(__version__, prog_name="smolbuild", message="%(prog)s %(version)s")
+def _root() -> None:
+    """Build proven, signed, restorable machine artifacts from a Smolfile."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived; unwinds through every context manager, like Ctrl-C does."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with the status that README.md lists."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _on_term)
+    signal.signal(signal.SIGHUP, _on_term)
+    try:
+        result: Any = _root.main(args=arguments, prog_name="smolbuild", standalone_mode=False)
+        status = result if isinstance(result, int) else 0
+        sys.stdout.flush()
+    except SmolbuildError as error:
+        status = _report(error, as_json=_wants_json(arguments))
+    except click.ClickException as error:
+        status = _report_click(error, as_json=_wants_json(arguments))
+    except (KeyboardInterrupt, click.Abort):
+        print("smolbuild: interrupted", file=sys.stderr)
+        status = 130
+    except _Terminated:
+        print("smolbuild: terminated", file=sys.stderr)
+        status = 143
+    except BrokenPipeError:
+        # The reader of our output went away (`smolbuild ls | head`): not our failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except OSError as error:
+        status = _report(_os_error(error), as_json=_wants_json(arguments))
+    sys.exit(status)
+
+
+def _on_term(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise _Terminated
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in ours
+
+
+def _report(error: SmolbuildError, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": _error_json(error)}))
+    if isinstance(error, SmolfileError):
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return error.exit_status
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.details:
+        print(error.details, file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    return error.exit_status
+
+
+def _error_json(error: SmolbuildError) -> dict[str, object]:
+    value: dict[str, object] = {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "details": error.details,
+        "exitStatus": error.exit_status,
+    }
+    if isinstance(error, SmolfileError):
+        value["problems"] = [
+            {
+                "file": problem.file,
+                "line": problem.line,
+                "key": problem.key,
+                "message": problem.message,
+                "hint": problem.hint,
+            }
+            for problem in error.problems
+        ]
+    return value
+
+
+def _report_click(error: click.ClickException, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": _error_json(UsageError(error.format_message()))}))
+        print(f"error: {error.format_message()}", file=sys.stderr)
+    else:
+        error.show(sys.stderr)
+    return error.exit_code
+
+
+def _os_error(error: OSError) -> SmolbuildError:
+    where = f": {error.filename}" if error.filename else ""
+    return SmolbuildError(f"{error.strerror or error}{where}", code="os-error")
