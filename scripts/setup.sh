@@ -90,27 +90,36 @@ allow_services() {
 }
 trap allow_services EXIT
 
+# apt says hundreds of lines: they are shown when it fails.
+quietly() {
+  local log status=0
+  log=$(mktemp)
+  as_root env DEBIAN_FRONTEND=noninteractive "$@" >"$log" 2>&1 </dev/null || status=$?
+  [ "$status" -eq 0 ] || tail -n 40 "$log" >&2
+  rm -f "$log"
+  return "$status"
+}
+
 apt_install() {
-  local environment=(env DEBIAN_FRONTEND=noninteractive)
   local install=(apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=120 "$@")
   local updated=no
   if apt_lists_empty; then
-    as_root "${environment[@]}" apt-get update -q
+    quietly apt-get update -q || return 1
     updated=yes
   fi
   forbid_services
-  if ! as_root "${environment[@]}" "${install[@]}"; then
+  if ! quietly "${install[@]}"; then
     [ "$updated" = no ] || return 1
     say "the install failed; trying again with fresh package lists"
-    as_root "${environment[@]}" apt-get update -q || return 1
-    as_root "${environment[@]}" "${install[@]}" || return 1
+    quietly apt-get update -q || return 1
+    quietly "${install[@]}" || return 1
   fi
   allow_services
   case " $* " in
     *" docker-registry "*)
       # Installed by us for its program only: it must not start at the next boot either.
       if [ -d /run/systemd/system ]; then
-        as_root systemctl disable --quiet docker-registry.service || true
+        quietly systemctl disable docker-registry.service || true
       fi
       ;;
   esac
