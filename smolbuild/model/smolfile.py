@@ -148,6 +148,8 @@ class Service:
     name: str
     run: str
     line: int = field(default=0, compare=False)
+    key: str = field(default="", compare=False)
+    """Where in the file it stands, for ``Smolfile.where``."""
     ready: Probe | None = None
     ready_timeout: float = 120.0
     env: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,179 @@
+"""The ``[smolbuild]`` part of a Smolfile, wherever it stands."""
+
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from smolbuild.model.parse_values import (
+    check_hosts,
+    given,
+    inside,
+    read_env,
+    read_probe,
+    read_timing,
+)
+from smolbuild.model.smolfile import (
+    Base,
+    CachePolicy,
+    Copy,
+    Health,
+    Policy,
+    RestoreContract,
+    Service,
+    Step,
+)
+from smolbuild.model.tables import Table
+
+__all__ = ["Ours", "read_smolbuild"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ours:
+    """What ``[smolbuild]`` says; its defaults when there is none."""
+
+    name: str | None = None
+    use_dev: bool = False
+    resume: Literal["memory", "disk"] = "memory"
+    kernel: str | None = None
+    base: Base | None = None
+    copy: tuple[Copy, ...] = ()
+    steps: tuple[Step, ...] = ()
+    services: tuple[Service, ...] = ()
+    health: Health | None = None
+    restore: RestoreContract = field(default_factory=RestoreContract)
+    policy: Policy = field(default_factory=Policy)
+    cache: CachePolicy = field(default_factory=CachePolicy)
+
+
+def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
+    """Read the table; problems and notices go to its report."""
+    if table is None:
+        return Ours()
+    health = table.table("health")
+    cache = table.table("cache")
+    size = cache.size("max_size") if cache else None
+    return Ours(
+        name=table.text("name"),
+        use_dev=table.flag("use_dev") or False,
+        resume=cast('Literal["memory", "disk"]', given(table.text("resume"), "memory")),
+        kernel=table.text("kernel"),
+        base=_base(table.table("base")),
+        copy=tuple(_copies(table)),
+        steps=tuple(_steps(table.tables("step"), environment)),
+        services=tuple(_services(table.tables("service"), environment)),
+        health=read_timing(health, read_probe(health)) if health else None,
+        restore=_restore(table.table("restore")),
+        policy=_policy(table.table("policy")),
+        cache=CachePolicy() if size is None else CachePolicy(max_size=size),
+    )
+
+
+def _base(table: Table | None) -> Base | None:
+    if table is None:
+        return None
+    usual = Base(debian="")
+    return Base(
+        debian=given(table.text("debian"), ""),
+        packages=table.texts("packages"),
+        variant=given(table.text("variant"), usual.variant),
+        mirror=table.text("mirror"),
+        components=table.texts("components") or usual.components,
+    )
+
+
+def _copies(table: Table) -> Iterator[Copy]:
+    for entry in table.tables("copy"):
+        source, to, mode = entry.text("from"), entry.text("to"), entry.text("mode")
+        owner = entry.text("owner")
+        relative = None if source is None else inside(entry.report, entry.at("from"), source)
+        if to is not None and ".." in to.split("/"):
+            entry.problem("to", "expected a path in the guest without ..")
+        if relative is not None and to is not None:
+            yield Copy(
+                source=relative,
+                to=_target(to),
+                mode=None if mode is None else int(mode, 8),
+                owner=owner,
+                key=entry.origin("from"),
+            )
+
+
+def _target(path: str) -> str:
+    # POSIX lets two leading slashes mean something else; a guest path never does.
+    normal = "/" + posixpath.normpath(path).lstrip("/")
+    return normal + "/" if path.endswith("/") and normal != "/" else normal
+
+
+def _steps(tables: Iterable[Table], environment: Mapping[str, str]) -> Iterator[Step]:
+    usual = Step(name="", run="")
+    for number, table in enumerate(tables, start=1):
+        env, _ = read_env(table.report, table.listed("env"), environment)
+        inputs = (inside(table.report, key, path) for path, key in table.listed("inputs"))
+        timeout = given(table.duration("timeout"), usual.timeout)
+        if not timeout:
+            table.problem("timeout", "expected a time above zero")
+        yield Step(
+            name=given(table.text("name"), f"step-{number}"),
+            run=given(table.text("run"), ""),
+            line=table.report.line(table.path),
+            key=table.report.prefix + table.path,
+            inputs=tuple(path for path in inputs if path is not None),
+            copy=tuple(_copies(table)),
+            env=env,
+            workdir=table.text("workdir"),
+            user=table.text("user"),
+            network=_step_network(table),
+            secrets=table.texts("secrets"),
+            timeout=timeout,
+        )
+
+
+def _step_network(table: Table) -> bool | tuple[str, ...] | None:
+    value = table.flag_or_listed("network")
+    return check_hosts(table.report, value) if isinstance(value, tuple) else value
+
+
+def _services(tables: Iterable[Table], environment: Mapping[str, str]) -> Iterator[Service]:
+    usual = Service(name="", run="")
+    for table in tables:
+        env, _ = read_env(table.report, table.listed("env"), environment)
+        ready = table.table("ready")
+        timeout = given(table.duration("ready_timeout"), usual.ready_timeout)
+        if not timeout:
+            table.problem("ready_timeout", "expected a time above zero")
+        yield Service(
+            name=given(table.text("name"), ""),
+            run=given(table.text("run"), ""),
+            line=table.report.line(table.path),
+            key=table.report.prefix + table.path,
+            ready=read_probe(ready) if ready else None,
+            ready_timeout=timeout,
+            env=env,
+            workdir=table.text("workdir"),
+            user=table.text("user"),
+        )
+
+
+def _restore(table: Table | None) -> RestoreContract:
+    if table is None:
+        return RestoreContract()
+    usual = RestoreContract()
+    regenerate = tuple(dict.fromkeys(table.texts("regenerate")))
+    return RestoreContract(
+        regenerate=regenerate if table.has("regenerate") else usual.regenerate,
+        run=table.texts("run"),
+        hold=table.flag("hold") or False,
+    )
+
+
+def _policy(table: Table | None) -> Policy:
+    if table is None:
+        return Policy()
+    drift = given(table.text("on_base_drift"), "rebuild")
+    return Policy(
+        max_age=table.duration("max_age"),
+        on_base_drift=cast('Literal["rebuild", "warn", "fail"]', drift),
+        undeclared=cast('Literal["warn", "fail"]', given(table.text("undeclared"), "warn")),
+        max_ready_ms=table.integer("max_ready_ms"),
+    )
