@@ -138,17 +138,15 @@ install_by_hand() {
 system_packages() {
   local needs=$RUN_NEEDS packages
   [ "$dev" = yes ] && needs=$RUN_NEEDS$DEV_NEEDS
-  packages=$(missing_packages "$needs")
-  [ -n "$packages" ] || return 0
+  mapfile -t packages < <(missing_packages "$needs")
+  [ "${#packages[@]}" -gt 0 ] || return 0
   command -v apt-get >/dev/null 2>&1 || install_by_hand "$needs"
   if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null 2>&1; then
-    stop "no sudo here; as root, run: apt-get install --no-install-recommends $(echo $packages)"
+    stop "no sudo here; as root, run: apt-get install --no-install-recommends ${packages[*]}"
   fi
-  say "installing with apt:" $packages
-  # shellcheck disable=SC2086  # a list of package names
-  apt_install $packages || { say "apt could not install:" $packages; exit 1; }
-  packages=$(missing_packages "$needs")
-  [ -z "$packages" ] || install_by_hand "$needs"
+  say "installing with apt: ${packages[*]}"
+  apt_install "${packages[@]}" || { say "apt could not install: ${packages[*]}"; exit 1; }
+  [ -z "$(missing_packages "$needs")" ] || install_by_hand "$needs"
 }
 
 # The first Python that is new enough. Prints its path; nothing when there is none.
