@@ -1,1 +1,183 @@
+/* The guest agent: what its files share. The protocol is described in docs/agent-protocol.md. */
+#ifndef SMOLBUILD_AGENT_H
+#define SMOLBUILD_AGENT_H
+
+#include <poll.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
 #define PROTOCOL_VERSION 1
+
+enum {
+	MAGIC = 0x4253,
+	HEADER = 16,            /* bytes of a frame header */
+	MAX_PAYLOAD = 262144,   /* no frame carries more; argv and env of one exec must fit */
+	MAX_DATA = 16384,       /* what one DATA frame of ours carries at most */
+	WINDOW = 262144,        /* DATA bytes per stream and direction before a CREDIT is needed */
+	TX_HIGH = 262144,       /* unsent bytes above which nothing more is read to be sent */
+	TX_FULL = 1048576,      /* unsent bytes above which no request is read either */
+	MAX_STREAMS = 256,
+	MAX_JOBS = 128,
+	MAX_RECORDS = 65536,    /* exec ids are never forgotten; at this many, new ones are refused */
+	MAX_ID = 64,            /* bytes of an exec id */
+	MAX_ARGS = 4096,
+	RING = 65536,           /* output kept of a service */
+	BODY = 65536,           /* bytes of an HTTP answer that a probe looks at */
+	DRAIN_MS = 2000,        /* after the end of an exec, wait so long for its pipes to close */
+};
+
+enum frame { F_HELLO = 1, F_REQUEST, F_DATA, F_EOF, F_CREDIT, F_RESET, F_RESULT, F_OPEN, F_FAULT };
+
+enum op {
+	OP_PING = 1, OP_EXEC, OP_KILL, OP_STATUS, OP_OUTPUT, OP_PUT, OP_GET, OP_PROBE, OP_FRESHEN,
+	OP_IDENTITY, OP_FREEZE, OP_THAW, OP_SYNC, OP_QUIESCE, OP_TUNNELS, OP_SHUTDOWN,
+};
+
+enum code {
+	C_OK, C_BAD_REQUEST, C_UNKNOWN, C_BUSY, C_SYSTEM, C_DEADLINE, C_NOT_A_GUEST, C_LIMIT,
+};
+
+enum channel { CH_IN = 0, CH_OUT = 1, CH_ERR = 2 };
+
+/* main.c */
+extern bool is_guest; /* false: an ordinary program that serves a descriptor, for tests */
+int64_t now_ms(void);
+void fill_descriptors(void);
+int watch(int fd, short events);   /* returns the slot to ask `ready` about after the poll */
+short ready(int slot);
+void wake_at(int64_t when_ms);
+void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void *must(void *allocated); /* out of memory in pid 1 ends the machine, loudly */
+
+/* port.c: bytes from and to the host */
+struct reader {
+	const uint8_t *at;
+	size_t left;
+	bool bad;
+};
+struct result {
+	uint8_t *data;
+	size_t len, size;
+};
+void port_open(int fd);
+void port_poll(void);
+void port_serve(void);
+bool port_congested(void);
+bool port_flush(int64_t until_ms);
+void port_send(enum frame type, uint8_t channel, uint32_t stream, const void *data, size_t len);
+uint8_t read_u8(struct reader *in);
+uint32_t read_u32(struct reader *in);
+uint64_t read_u64(struct reader *in);
+const uint8_t *read_bytes(struct reader *in, size_t len);
+char *read_text(struct reader *in, size_t max); /* fresh, without NUL inside; NULL and bad else */
+void add_u8(struct result *out, uint8_t value);
+void add_u32(struct result *out, uint32_t value);
+void add_u64(struct result *out, uint64_t value);
+void add_bytes(struct result *out, const void *data, size_t len);
+void add_text(struct result *out, const char *text);
+
+/* stream.c: what a request or a tunnel owns of the connection */
+struct stream;
+struct stream_owner {
+	void (*input)(void *owner);  /* bytes or an end arrived */
+	void (*gone)(void *owner);   /* the host abandoned the stream; it is already freed */
+};
+struct stream *stream_find(uint32_t id);
+struct stream *stream_open(uint32_t id);
+uint32_t stream_id(const struct stream *s);
+void stream_own(struct stream *s, const struct stream_owner *calls, void *owner);
+size_t stream_credit(const struct stream *s);
+void stream_grant(struct stream *s, uint32_t bytes);
+bool stream_accept(struct stream *s, const uint8_t *data, size_t len);
+void stream_ended(struct stream *s);
+bool stream_has_input(const struct stream *s);
+bool stream_at_end(const struct stream *s);
+int stream_drain(struct stream *s, int fd);  /* to fd, or away when fd < 0; -1: fd broke */
+void stream_data(struct stream *s, uint8_t channel, const void *data, size_t len);
+void stream_eof(struct stream *s);
+void stream_result(struct stream *s, enum code code, const char *detail, const struct result *out);
+void stream_reset(struct stream *s, const char *why);
+void stream_close(struct stream *s);
+void stream_drop_all(void);
+int stream_count(void);
+
+/* request.c */
+void request(struct stream *s, struct reader *in);
+void epoch_began(void);
+
+/* record.c: exec ids and what became of them */
+struct record {
+	char *id;
+	bool ended, timed_out;
+	int status;
+	struct job *job; /* NULL when nothing of it is left */
+};
+struct record *record_find(const char *id);
+struct record *record_add(const char *id); /* NULL: the table is full */
+
+/* job.c: child processes */
+struct job {
+	bool used, keep, exited, timed_out, cgroup;
+	uint32_t serial;
+	struct record *record;
+	struct stream *stream;
+	pid_t pid;
+	int status;
+	int fd[3];   /* our ends: stdin, stdout, stderr; -1 when closed */
+	int slot[3];
+	int64_t deadline, drain_until;
+	uint8_t *ring;
+	size_t ring_len, ring_at;
+	bool quiet;  /* a worker: its stderr is kept for the error, not streamed */
+	void (*finish)(struct job *job); /* sends the RESULT when there is a stream */
+};
+struct job *job_start(int (*child)(void *), void *argument, bool with_stdin, uint64_t timeout_ms);
+void job_attach(struct job *job, struct stream *s);
+void job_kill(struct job *job);
+void job_ring_send(struct job *job, struct stream *s);
+void job_finish_worker(struct job *job);
+void jobs_setup(void);
+void jobs_poll(void);
+void jobs_serve(void);
+void jobs_reap(void);
+
+/* exec.c */
+void exec_request(struct stream *s, struct reader *in);
+void kill_request(struct stream *s, struct reader *in);
+void status_request(struct stream *s, struct reader *in);
+void output_request(struct stream *s, struct reader *in);
+
+/* user.c: only called in the child */
+bool become_user(const char *user, char *home, size_t home_size);
+
+/* untar.c, tar.c: run in a child, stdin or stdout is the archive; return the exit status */
+int untar(const char *target);
+int tar_path(const char *path);
+void copy_request(struct stream *s, struct reader *in, bool put);
+
+/* probe.c */
+void probe_request(struct stream *s, struct reader *in);
+void probes_poll(void);
+void probes_serve(void);
+
+/* tunnel.c */
+void tunnels_request(struct stream *s, struct reader *in);
+void tunnels_poll(void);
+void tunnels_serve(void);
+void tunnels_reset(void);
+void tunnels_pause(bool paused);
+
+/* fixup.c */
+void freshen_request(struct stream *s, struct reader *in);
+void identity_request(struct stream *s);
+void thaw_request(struct stream *s);
+void worker_request(struct stream *s, struct reader *in, enum op op);
+void shutdown_request(struct stream *s);
+
+/* boot.c */
+int boot(void); /* mounts, modules, network; returns the port to the host, or never */
+bool write_file(const char *path, const char *text, mode_t mode);
+
+#endif

@@ -1,0 +1,73 @@
+/* Requests: which part of the agent answers which operation. */
+#include "agent.h"
+
+#include <stdlib.h>
+
+void epoch_began(void)
+{
+	tunnels_pause(false);
+}
+
+static void quiesce(struct stream *s)
+{
+	tunnels_reset();
+	if (stream_count() > 1) {
+		stream_result(s, C_BUSY, "requests are still open", NULL);
+		return;
+	}
+	tunnels_pause(true);
+	stream_result(s, C_OK, NULL, NULL);
+}
+
+void request(struct stream *s, struct reader *in)
+{
+	uint8_t op = read_u8(in);
+	switch (op) {
+	case OP_PING:
+		stream_result(s, C_OK, NULL, NULL);
+		return;
+	case OP_EXEC:
+		exec_request(s, in);
+		return;
+	case OP_KILL:
+		kill_request(s, in);
+		return;
+	case OP_STATUS:
+		status_request(s, in);
+		return;
+	case OP_OUTPUT:
+		output_request(s, in);
+		return;
+	case OP_PUT:
+	case OP_GET:
+		copy_request(s, in, op == OP_PUT);
+		return;
+	case OP_PROBE:
+		probe_request(s, in);
+		return;
+	case OP_FRESHEN:
+		freshen_request(s, in);
+		return;
+	case OP_IDENTITY:
+		identity_request(s);
+		return;
+	case OP_THAW:
+		thaw_request(s);
+		return;
+	case OP_FREEZE:
+	case OP_SYNC:
+		worker_request(s, in, op);
+		return;
+	case OP_QUIESCE:
+		quiesce(s);
+		return;
+	case OP_TUNNELS:
+		tunnels_request(s, in);
+		return;
+	case OP_SHUTDOWN:
+		shutdown_request(s);
+		return;
+	default:
+		stream_result(s, C_BAD_REQUEST, "unknown operation", NULL);
+	}
+}

@@ -1,0 +1,189 @@
+/* Egress: connections to a loopback port of the guest become streams to the host, which decides. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { MAX_TUNNELS = 128 };
+
+struct tunnel {
+	bool used, read_done, write_done;
+	struct stream *stream;
+	int fd, slot;
+};
+
+static struct tunnel tunnels[MAX_TUNNELS];
+static int listener = -1, listener_slot = -1;
+static bool paused;
+static uint32_t last_id = 1;
+
+static void release(struct tunnel *t)
+{
+	close(t->fd);
+	*t = (struct tunnel){ 0 };
+}
+
+static void flush(struct tunnel *t)
+{
+	if (stream_drain(t->stream, t->write_done ? -1 : t->fd) < 0) {
+		t->write_done = true; /* the peer reads no more */
+		stream_drain(t->stream, -1);
+	}
+	if (stream_at_end(t->stream) && !t->write_done) {
+		shutdown(t->fd, SHUT_WR);
+		t->write_done = true;
+	}
+}
+
+static void settle(struct tunnel *t)
+{
+	if (!t->read_done || !stream_at_end(t->stream))
+		return;
+	stream_own(t->stream, NULL, NULL);
+	stream_close(t->stream);
+	release(t);
+}
+
+static void on_input(void *owner)
+{
+	struct tunnel *t = owner;
+	flush(t);
+}
+
+static void on_gone(void *owner)
+{
+	/* An abort, not an orderly end: the program in the guest must not take it for one. */
+	struct tunnel *t = owner;
+	setsockopt(t->fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 }, sizeof(struct linger));
+	release(t);
+}
+
+static const struct stream_owner calls = { on_input, on_gone };
+
+static void accept_one(void)
+{
+	struct tunnel *t = NULL;
+	for (int i = 0; i < MAX_TUNNELS && !t; i++)
+		if (!tunnels[i].used)
+			t = &tunnels[i];
+	if (!t)
+		return;
+	int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	if (fd < 0)
+		return;
+	last_id += 2;
+	struct stream *s = stream_open(last_id);
+	if (!s) {
+		close(fd);
+		return;
+	}
+	*t = (struct tunnel){ .used = true, .stream = s, .fd = fd, .slot = -1 };
+	stream_own(s, &calls, t);
+	port_send(F_OPEN, 0, last_id, NULL, 0);
+}
+
+static void receive(struct tunnel *t)
+{
+	static uint8_t buffer[MAX_DATA];
+	size_t size = port_congested() ? 0 : stream_credit(t->stream);
+	if (t->read_done || !size)
+		return;
+	ssize_t n = recv(t->fd, buffer, size < MAX_DATA ? size : MAX_DATA, 0);
+	if (n > 0) {
+		stream_data(t->stream, 0, buffer, (size_t)n);
+	} else if (n == 0) {
+		t->read_done = true;
+		stream_eof(t->stream);
+	} else if (errno != EAGAIN && errno != EINTR) {
+		stream_reset(t->stream, strerror(errno));
+	}
+}
+
+static bool listen_on(uint32_t port)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+	int one = 1;
+	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (listener >= 0) {
+		setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+		if (bind(listener, (struct sockaddr *)&at, sizeof at) == 0 &&
+		    listen(listener, 128) == 0)
+			return true;
+		int saved = errno;
+		close(listener);
+		errno = saved;
+	}
+	listener = -1;
+	return false;
+}
+
+/* Port 0 ends it; the same port again changes nothing. */
+void tunnels_request(struct stream *s, struct reader *in)
+{
+	static uint32_t current;
+	uint32_t port = read_u32(in);
+	if (in->bad || port > 65535) {
+		stream_result(s, C_BAD_REQUEST, "malformed tunnel request", NULL);
+		return;
+	}
+	if (port != current && listener >= 0) {
+		close(listener);
+		listener = -1;
+		tunnels_reset();
+	}
+	if (port && listener < 0 && !listen_on(port)) {
+		current = 0;
+		stream_result(s, C_SYSTEM, strerror(errno), NULL);
+		return;
+	}
+	current = port;
+	stream_result(s, C_OK, NULL, NULL);
+}
+
+void tunnels_reset(void)
+{
+	for (int i = 0; i < MAX_TUNNELS; i++)
+		if (tunnels[i].used)
+			stream_reset(tunnels[i].stream, "the egress ended");
+}
+
+void tunnels_pause(bool value)
+{
+	paused = value;
+}
+
+void tunnels_poll(void)
+{
+	/* A paused listener keeps its queue: who connects meanwhile is served after the restore. */
+	listener_slot = listener >= 0 && !paused ? watch(listener, POLLIN) : -1;
+	for (struct tunnel *t = tunnels; t < tunnels + MAX_TUNNELS; t++) {
+		if (!t->used)
+			continue;
+		short events = 0;
+		if (!t->read_done && stream_credit(t->stream) && !port_congested())
+			events |= POLLIN;
+		if (stream_has_input(t->stream))
+			events |= POLLOUT;
+		t->slot = events ? watch(t->fd, events) : -1;
+	}
+}
+
+void tunnels_serve(void)
+{
+	if (ready(listener_slot))
+		accept_one();
+	for (struct tunnel *t = tunnels; t < tunnels + MAX_TUNNELS; t++) {
+		if (t->used && ready(t->slot) & POLLOUT)
+			flush(t);
+		if (t->used && ready(t->slot) & (POLLIN | POLLHUP | POLLERR))
+			receive(t);
+		if (t->used)
+			settle(t);
+	}
+}
