@@ -48,26 +48,32 @@ def main() -> int:
     if smolbuild(BUILDER, "key", "show", "--json", may_fail=True) is None:
         smolbuild(BUILDER, "key", "generate", "--json")
     built = smolbuild(BUILDER, "build", "-C", EXAMPLE, "-t", NAME, "--json")
-    public_key = smolbuild(BUILDER, "key", "show", "--json")["public_key"]
+    public_key = smolbuild(BUILDER, "key", "show", "--json")["publicKey"]
 
     with registry() as address:
         say(f"Push it to a registry (Debian's docker-registry on {address})")
         pushed = smolbuild(BUILDER, "push", NAME, f"{address}/demo/notes:v1", "--json")
 
         say("Pull it on a worker that has nothing but the builder's public key")
-        key_file = WORKER.parent / "builder.pub"
-        key_file.write_text(public_key)
-        smolbuild(WORKER, "key", "trust", str(key_file), "--json")
+        trust(public_key)
         reference = f"{address}/demo/notes@{pushed['digest']}"
         pulled = smolbuild(WORKER, "pull", reference, "--json")
 
     say(f"Restore {FORKS} forks and ask each one's database a question (the registry is gone)")
     psql = ("psql", "-h", "127.0.0.1", "-U", "notes", "-d", "notes", "-Atc", QUESTION)
-    ran = smolbuild(WORKER, "run", pulled["digest"], "-n", str(FORKS), "--json", "--", *psql)
+    ran = smolbuild(WORKER, "run", reference, "-n", str(FORKS), "--json", "--", *psql)
 
     print_tables(built, pushed, pulled, ran)
     failed = [fork for fork in ran["forks"] if fork["status"] != 0]
     return 1 if failed or len(ran["forks"]) != FORKS else 0
+
+
+def trust(public_key: str) -> None:
+    """Let the worker accept what this key signed: a public key in its key directory."""
+    keys = WORKER / "keys"
+    keys.mkdir(mode=0o700, parents=True)
+    (keys / "builder.pub").write_text(public_key)
+    print("[worker] $ cp builder.pub $SMOLBUILD_HOME/keys/", flush=True)
 
 
 def terminated(signum: int, frame: FrameType | None) -> NoReturn:

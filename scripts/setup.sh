@@ -125,6 +125,13 @@ apt_install() {
   esac
 }
 
+# smolbuild asks apt for the guest's kernel, and apt knows nothing without its lists.
+package_lists() {
+  command -v apt-get >/dev/null 2>&1 && apt_lists_empty || return 0
+  say "fetching apt's package lists"
+  quietly apt-get update -q || say "that failed; building a first artifact will need them"
+}
+
 install_by_hand() {
   say "this system lacks programs that smolbuild needs."
   say "install what brings these (in brackets: the Debian and Ubuntu package), then run this again:"
@@ -139,7 +146,10 @@ system_packages() {
   local needs=$RUN_NEEDS packages
   [ "$dev" = yes ] && needs=$RUN_NEEDS$DEV_NEEDS
   mapfile -t packages < <(missing_packages "$needs")
-  [ "${#packages[@]}" -gt 0 ] || return 0
+  if [ "${#packages[@]}" -eq 0 ]; then
+    package_lists
+    return 0
+  fi
   command -v apt-get >/dev/null 2>&1 || install_by_hand "$needs"
   if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null 2>&1; then
     stop "no sudo here; as root, run: apt-get install --no-install-recommends ${packages[*]}"
