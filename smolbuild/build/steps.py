@@ -56,7 +56,7 @@ def run_steps(
     cache: StepCache,
     emit: Emit,
 ) -> tuple[StepRun, ...]:
-    """Apply the links ``first`` … of the chain (0: the copies, n: the n-th step) and keep each delta.
+    """Apply the links ``first`` … of the chain (0: copies, n: n-th step), keeping each delta.
 
     Raises:
         BuildError: a step failed or timed out; its name, status and last 50 lines. The deltas of
@@ -102,7 +102,7 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
             kept -= len(last.popleft())
         emit(Output(source=step.name, stream=stream, data=data))
 
-    network = _step_network(smolfile.network, step)
+    network = smolfile.network_of(step)
     machine.allow(
         None if network.mode != "allow" else network.allow_hosts + network.allow_host_patterns,
         network.allow_cidrs,
@@ -135,12 +135,3 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
         code="step-timeout" if result.timed_out else "step-failed",
         details="\n".join(lines),
     )
-
-
-def _step_network(network: Network, step: Step) -> Network:
-    """Return what ``step`` may reach: never more than ``[network]`` gives the machine."""
-    if step.network is False or (step.network is None and network.mode == "off"):
-        return Network()
-    if isinstance(step.network, tuple):
-        return Network(mode="allow", allow_hosts=step.network)
-    return network

@@ -3,7 +3,8 @@
 ``oci-layout``, ``index.json`` and ``blobs/sha256/<hex>`` follow image-spec v1.1 "image-layout". A
 name is an ``index.json`` entry with ``org.opencontainers.image.ref.name``. Referrers (signatures,
 attestations) stand in an index named by the fallback tag ``sha256-<hex of the subject>``, as on a
-registry without the referrers API. An artifact's provenance key is the name ``key-<hex>``.
+registry without the referrers API. An artifact's provenance key is the name ``key-<hex>``, and
+``last-<name>`` the last build of a name; users' own names always carry a tag or a digest.
 """
 
 import contextlib
@@ -21,7 +22,6 @@ from smolbuild.core.files import (
     write_atomic,
 )
 from smolbuild.model.oci import (
-    ARTIFACT_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
     MAX_MANIFEST_BYTES,
@@ -32,7 +32,7 @@ from smolbuild.model.oci import (
     parse_manifest,
 )
 
-__all__ = ["Ingest", "Store", "fallback_tag", "key_name"]
+__all__ = ["Ingest", "Store", "fallback_tag", "is_internal", "key_name", "last_name"]
 
 REF_NAME = "org.opencontainers.image.ref.name"
 _LOCK_SECONDS = 60.0
@@ -46,6 +46,16 @@ def fallback_tag(subject: Digest) -> str:
 def key_name(key: Digest) -> str:
     """Return the name under which an artifact is found by its provenance key."""
     return f"key-{hex_of(key)}"
+
+
+def last_name(name: str) -> str:
+    """Return the name under which the last build of ``name`` is found, to explain the next one."""
+    return "last-" + name.replace("/", "--").replace(":", "--")
+
+
+def is_internal(name: str) -> bool:
+    """Return whether ``name`` is bookkeeping: users' names carry a tag or digest, so a colon."""
+    return ":" not in name
 
 
 class Ingest:
@@ -232,7 +242,7 @@ class Store:
                 return next(iter(found.values()))
             if found:
                 raise UsageError(f"{text} fits {len(found)} artifacts", hint="give more digits")
-        known = ", ".join(name for name in names if not name.startswith(("key-", "sha256-")))
+        known = ", ".join(name for name in names if not is_internal(name))
         raise UsageError(
             f"there is no artifact {text} in the local store",
             hint=f"known: {known}" if known else "build one with `smolbuild build`, or pull it",

@@ -1,0 +1,170 @@
+"""Pull an artifact by reference: verified from the signature down before anything is opened."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from smolbuild.core.digest import Digest
+from smolbuild.core.errors import VerificationError
+from smolbuild.core.events import Emit
+from smolbuild.core.files import require_space
+from smolbuild.model.artifact import decode_config
+from smolbuild.model.oci import (
+    ARTIFACT_TYPE,
+    CONFIG_TYPE,
+    Descriptor,
+    Manifest,
+    parse_index,
+    parse_manifest,
+)
+from smolbuild.model.reference import Reference
+from smolbuild.registry.client import RegistryClient
+from smolbuild.registry.transfer import pull_blobs
+from smolbuild.store.artifact import Artifact, choose_child, load_artifact
+from smolbuild.store.layout import Ingest, Store
+from smolbuild.trust.keys import PublicKey
+from smolbuild.trust.statement import SIGN_TYPE
+from smolbuild.trust.verify import Evidence, Verified, verify_signed
+
+__all__ = ["Pulled", "RegistryEvidence", "pull_artifact", "verify_artifact"]
+
+_MAX_BUNDLE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """A verified artifact in the local store, and the bytes that came over the wire."""
+
+    artifact: Artifact
+    signed_by: PublicKey
+    bytes_pulled: int
+
+
+class RegistryEvidence:
+    """Finds signatures in a registry repository (see ``trust.verify.Evidence``)."""
+
+    def __init__(self, client: RegistryClient, repository: str) -> None:
+        self._client = client
+        self._repository = repository
+
+    def referrers(self, subject: Digest) -> Sequence[Descriptor]:
+        """Return what the registry lists as referring to ``subject``."""
+        return self._client.referrers(self._repository, subject)
+
+    def manifest(self, descriptor: Descriptor) -> bytes:
+        """Return the bytes of a manifest, digest checked."""
+        return self._client.get_manifest(self._repository, descriptor.digest)[0]
+
+    def blob(self, descriptor: Descriptor) -> bytes:
+        """Return the bytes of a small blob, digest checked."""
+        if descriptor.size > _MAX_BUNDLE:
+            raise VerificationError(f"{descriptor.digest} is too large for a signature")
+        data = bytearray()
+        self._client.pull_blob(self._repository, descriptor, data.extend)
+        return bytes(data)
+
+
+def verify_artifact(
+    index: Descriptor, manifest: Descriptor, evidence: Evidence, keys: Mapping[str, PublicKey]
+) -> tuple[Verified, Verified]:
+    """Check that one of ``keys`` signed both the index and the machine manifest.
+
+    Raises:
+        VerificationError: code ``no-keys``, ``unsigned``, ``wrong-key``, ``bad-signature`` …
+
+    """
+    if not keys:
+        raise VerificationError(
+            "no trusted keys: a signature cannot be checked",
+            hint="put the publisher's public key into the key directory as NAME.pub, "
+            "or name it with --key",
+            code="no-keys",
+        )
+    first, second = (
+        verify_signed(subject, evidence, predicate_type=SIGN_TYPE, keys=keys)
+        for subject in (index, manifest)
+    )
+    return first, second
+
+
+def pull_artifact(
+    store: Store,
+    reference: Reference,
+    client: RegistryClient,
+    keys: Mapping[str, PublicKey],
+    *,
+    emit: Emit,
+) -> Pulled:
+    """Fetch the artifact that ``reference`` names into ``store``; only what is missing is fetched.
+
+    The order: index bytes by digest, its signature, machine manifest, its signature, config, then
+    the blobs, each with length and digest checked while it streams. A name is given last.
+    Idempotent.
+
+    Raises:
+        VerificationError: a check failed; nothing is named or materialised.
+        RegistryError: the registry failed after retries.
+        UsageError: the reference names nothing there.
+
+    """
+    repository = reference.repository
+    top, _ = client.get_manifest(repository, reference.locator)
+    parsed = parse_index(top)
+    child = choose_child(parsed)
+    evidence = RegistryEvidence(client, repository)
+    signature, _ = verify_artifact(parsed.descriptor, child, evidence, keys)
+    raw, _ = client.get_manifest(repository, child.digest)
+    manifest = parse_manifest(raw)
+    if manifest.config.media_type != CONFIG_TYPE:
+        raise VerificationError(f"{child.digest} has no smolbuild machine config")
+    with store.lease():
+        fetched = _pull(store, client, repository, [manifest.config], emit)
+        decode_config(store.read(manifest.config.digest, limit=64 << 20))
+        fetched += _pull(store, client, repository, list(manifest.layers), emit)
+        store.add_bytes(raw)
+        store.add_bytes(top)
+        for subject in (parsed.descriptor, child):
+            _keep_signatures(store, client, repository, subject)
+        named = dataclasses.replace(parsed.descriptor, artifact_type=ARTIFACT_TYPE)
+        store.name(named, str(reference))
+        artifact = load_artifact(store, named)
+
+    return Pulled(artifact=artifact, signed_by=signature.key, bytes_pulled=fetched)
+
+
+def _pull(
+    store: Store,
+    client: RegistryClient,
+    repository: str,
+    blobs: Sequence[Descriptor],
+    emit: Emit,
+) -> int:
+    missing = {b.digest: b for b in blobs if not store.has(b.digest, b.size)}
+    if not missing:
+        return 0
+    needed = sum(blob.size for blob in missing.values())
+    require_space(store.root, needed, what="pulling the artifact")
+
+    @contextlib.contextmanager
+    def sink(blob: Descriptor) -> Iterator[Ingest]:
+        with store.ingest(blob) as receive:
+            yield receive
+
+    return pull_blobs(client, repository, list(missing.values()), sink, emit=emit)
+
+
+def _keep_signatures(
+    store: Store, client: RegistryClient, repository: str, subject: Descriptor
+) -> None:
+    """Copy what refers to ``subject``, so that it verifies later without the registry."""
+    for entry in client.referrers(repository, subject.digest):
+        with contextlib.suppress(VerificationError):  # rubbish that somebody attached
+            raw, _ = client.get_manifest(repository, entry.digest)
+            manifest: Manifest = parse_manifest(raw)
+            if manifest.subject is None or manifest.subject.digest != subject.digest:
+                continue
+            small = [b for b in (manifest.config, *manifest.layers) if b.size <= _MAX_BUNDLE]
+            if len(small) == len(manifest.layers) + 1:
+                _pull(store, client, repository, small, lambda _: None)
+                store.attach(raw)

@@ -1,0 +1,337 @@
+"""``smolbuild build``: from a plan to a proven, signed, named artifact."""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smolbuild.build.cache import StepCache
+from smolbuild.build.context import BuildContext, Phases
+from smolbuild.build.gate import Proof, prove_restore
+from smolbuild.build.pack import (
+    artifact_descriptor,
+    encode_agent_cursor,
+    pack_artifact,
+    pack_streams,
+)
+from smolbuild.build.plan import Plan
+from smolbuild.build.sign import sign_artifact
+from smolbuild.build.steps import COPY_STEP, proxy_env, run_steps
+from smolbuild.core.digest import hex_of
+from smolbuild.core.errors import BuildError, HealthError
+from smolbuild.core.events import Message, StepStarted
+from smolbuild.core.files import file_lock, require_space, try_lock
+from smolbuild.guest.compile import build_agent
+from smolbuild.guest.initramfs import build_initramfs
+from smolbuild.guest.kernel import Kernel
+from smolbuild.machine.base import BootSpec, Checkpoint, Disk, Machine
+from smolbuild.machine.health import (
+    HealthReport,
+    await_ready,
+    check_health,
+    merge_env,
+    start_service,
+    tail,
+)
+from smolbuild.machine.rundir import RunDirectory
+from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
+from smolbuild.model.contract import Shape
+from smolbuild.source.base_disk import BaseDisk, prepare_base
+from smolbuild.source.kernel import kernel_from_path, prepare_kernel
+from smolbuild.store.artifact import Artifact, load_artifact
+from smolbuild.store.layout import key_name, last_name
+from smolbuild.store.materialise import materialise
+from smolbuild.trust.keys import Signer
+
+__all__ = ["BuildResult", "build"]
+
+_BUILD_LOCK_SECONDS = 4 * 3600.0
+_BOOT_SECONDS = 180.0
+_SPACE_MARGIN = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """What a build left: the artifact, whether it was there before, and what the parts took."""
+
+    artifact: Artifact
+    names: tuple[str, ...]
+    reused: bool
+    phases: Mapping[str, float]
+    proofs: tuple[Proof, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The prepared inputs of a machine."""
+
+    base: BaseDisk
+    kernel: Path
+    initrd: Path
+    shape: Shape
+
+
+def build(
+    context: BuildContext,
+    plan: Plan,
+    signer: Signer,
+    names: Sequence[str],
+    phases: Phases,
+    *,
+    no_cache: bool = False,
+) -> BuildResult:
+    """Build ``plan``, or reuse the artifact that has its key already.
+
+    Two builds of one key wait for each other and share the result. Nothing is named or signed
+    before the restore proof passed; a failed build leaves the step cache and every old name.
+
+    Args:
+        context: the world.
+        plan: what to build.
+        signer: signs the result.
+        names: local names for the result.
+        phases: receives the phases' times.
+        no_cache: run every step and build anew, whatever is there.
+
+    Raises:
+        SmolbuildError: every class of it; see each part.
+
+    """
+    if not no_cache and plan.existing is not None:
+        return _reuse(context, plan, names, phases)
+    lock = context.home.locks / f"build-{hex_of(plan.key)}"
+    with try_lock(lock) as free:
+        if not free:
+            context.emit(
+                Message(level="info", text="another smolbuild builds this key: waiting for it")
+            )
+    with file_lock(lock, timeout=_BUILD_LOCK_SECONDS, what="the build of this key", interval=0.2):
+        found = context.store.find(key_name(plan.key))
+        if found is not None and not no_cache:
+            return _reuse(context, dataclasses.replace(plan, existing=found), names, phases)
+        with context.store.lease():
+            return _build(context, plan, signer, names, phases, no_cache=no_cache)
+
+
+def _reuse(context: BuildContext, plan: Plan, names: Sequence[str], phases: Phases) -> BuildResult:
+    assert plan.existing is not None  # noqa: S101 - both callers checked
+    artifact = load_artifact(context.store, plan.existing)
+    context.store.name(plan.existing, last_name(plan.name), *names)
+    return BuildResult(artifact=artifact, names=tuple(names), reused=True, phases=phases.seconds)
+
+
+def _build(
+    context: BuildContext,
+    plan: Plan,
+    signer: Signer,
+    names: Sequence[str],
+    phases: Phases,
+    *,
+    no_cache: bool,
+) -> BuildResult:
+    cache = StepCache(context.home.cache)
+    if no_cache:
+        cache.forget(plan.chain)
+    work = RunDirectory.create(context.home)
+    try:
+        parts = _prepare(context, plan, work.path, phases)
+        require_space(
+            context.home.root,
+            (parts.shape.memory_mib << 20) * 2 + _SPACE_MARGIN,
+            what="building the artifact",
+        )
+        machine, overlays = _set_up(context, plan, parts, cache, phases)
+        try:
+            results, checkpoint = _freeze(plan, machine, work.path, phases)
+            with phases.phase("pack", "packing disk and memory"):
+                artifact = _pack(context, plan, parts, overlays, checkpoint, results)
+        finally:
+            machine.discard()
+        with phases.phase("proof", "restoring two forks from the packed bytes"):
+            files = materialise(
+                context.store,
+                artifact,
+                context.home.materialised,
+                emit=context.emit,
+                force=True,
+            )
+            proofs = prove_restore(context.engine, files, artifact.config, now=context.now)
+    finally:
+        work.remove()
+    with phases.phase("sign", "signing"):
+        sign_artifact(context.store, artifact, signer, proofs, now=context.now())
+        context.store.name(
+            artifact_descriptor(artifact), key_name(plan.key), last_name(plan.name), *names
+        )
+    return BuildResult(
+        artifact=artifact,
+        names=tuple(names),
+        reused=False,
+        phases=phases.seconds,
+        proofs=proofs,
+    )
+
+
+def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _Parts:
+    with phases.phase("base", "preparing kernel and root disk"):
+        kernel = _kernel(context, plan)
+        initrd = work / "initrd"
+        build_initramfs(kernel, build_agent(context.home.cache), initrd)
+        base = prepare_base(
+            plan.smolfile,
+            plan.lock.lock,
+            cache=context.home.cache,
+            work=work,
+            fetcher=context.fetcher,
+            emit=context.emit,
+        )
+    if base.identity != plan.base_digest:
+        raise BuildError(
+            f"the base changed between plan and build: {plan.base_digest} became {base.identity}",
+            hint="build again",
+            code="base-changed",
+        )
+    return _Parts(
+        base=base,
+        kernel=kernel.vmlinuz,
+        initrd=initrd,
+        shape=plan.shape,
+    )
+
+
+def _kernel(context: BuildContext, plan: Plan) -> Kernel:
+    smolfile = plan.smolfile
+    if smolfile.kernel:
+        return kernel_from_path((smolfile.path.parent / smolfile.kernel).absolute())
+    return prepare_kernel(context.home.cache, locked=plan.lock.lock.kernel, emit=context.emit)
+
+
+def _set_up(
+    context: BuildContext, plan: Plan, parts: _Parts, cache: StepCache, phases: Phases
+) -> tuple[Machine, list[tuple[str, Path]]]:
+    """Boot from the longest cached prefix, run the rest; return the machine and its deltas."""
+    first = cache.prefix(plan.chain)
+    link_names = (COPY_STEP, *(step.name for step in plan.smolfile.steps))
+    overlays = [(link_names[n], cache.path(plan.chain[n])) for n in range(first)]
+    for number in range(1, first):
+        context.emit(
+            StepStarted(
+                name=link_names[number], number=number, total=len(plan.chain) - 1, cached=True
+            )
+        )
+    with phases.phase("boot", "booting"):
+        machine = context.engine.boot(
+            BootSpec(
+                kernel=parts.kernel,
+                initrd=parts.initrd,
+                disk=Disk(base=parts.base.path, overlays=tuple(path for _, path in overlays)),
+                shape=parts.shape,
+            ),
+            timeout=_BOOT_SECONDS,
+        )
+    try:
+        with phases.phase("steps", f"{len(plan.chain) - max(first, 1)} steps to run"):
+            done = run_steps(
+                machine,
+                plan.smolfile,
+                plan.run,
+                plan.files,
+                plan.chain,
+                first=first,
+                cache=cache,
+                emit=context.emit,
+            )
+    except BaseException:
+        machine.discard()
+        raise
+    overlays.extend((step.name, step.overlay) for step in done)
+    return machine, overlays
+
+
+def _freeze(plan: Plan, machine: Machine, work: Path, phases: Phases) -> tuple[Results, Checkpoint]:
+    """Start the services, wait for health, probe once more and save the machine."""
+    run = _service_run(plan)
+    network = plan.smolfile.network
+    if network.mode == "allow":
+        machine.allow(network.allow_hosts + network.allow_host_patterns, network.allow_cidrs)
+    ready = {}
+    with phases.phase("ready", f"starting {len(plan.services)} services"):
+        for service in plan.services:
+            start_service(machine, service, run)
+            ready[service.name] = await_ready(machine, service, run)
+    report = None
+    health = plan.smolfile.health
+    if health is not None:
+        with phases.phase("health", "health check"):
+            report = check_health(machine, health, run, plan.services)
+    with phases.phase("checkpoint", "checkpoint"):
+        # Whoever was healthy may have died since; what is frozen must be alive (once, no retries).
+        _probe_again(plan, machine, run, report)
+        checkpoint = machine.checkpoint(work)
+    return Results(health=report.detail if report else "", ready_ms=ready), checkpoint
+
+
+def _probe_again(plan: Plan, machine: Machine, run: RunConfig, report: HealthReport | None) -> None:
+    for service in plan.services:
+        ended = machine.service_status(f"service:{service.name}")
+        if ended is not None:
+            raise HealthError(
+                f"service {service.name} ended with status {ended.status} before the checkpoint",
+                code="service-ended",
+                details=tail(machine.service_output(f"service:{service.name}")),
+            )
+    health = plan.smolfile.health
+    if report is not None and health is not None:
+        once = dataclasses.replace(health, retries=1, startup_grace=0.0)
+        check_health(machine, once, run, plan.services)
+
+
+def _service_run(plan: Plan) -> RunConfig:
+    env = merge_env(plan.run.env, proxy_env(plan.smolfile.network))
+    return dataclasses.replace(plan.run, env=env)
+
+
+def _pack(
+    context: BuildContext,
+    plan: Plan,
+    parts: _Parts,
+    overlays: Sequence[tuple[str, Path]],
+    checkpoint: Checkpoint,
+    results: Results,
+) -> Artifact:
+    streams = pack_streams(
+        context.store,
+        base=parts.base.path,
+        base_digest=parts.base.digest,
+        overlays=[*overlays, ("services", checkpoint.disk_overlay)],
+        checkpoint=checkpoint,
+        kernel=parts.kernel,
+        initrd=parts.initrd,
+        cache=context.home.cache,
+        emit=context.emit,
+    )
+    created = dt.datetime.fromtimestamp(context.now(), dt.UTC)
+    config = ArtifactConfig(
+        format_version=FORMAT_VERSION,
+        name=plan.name,
+        key=plan.key,
+        key_tree=plan.tree.to_json(),
+        created=created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        os="linux",
+        shape=parts.shape,
+        contract=checkpoint.contract,
+        agent_cursor=encode_agent_cursor(checkpoint.agent_cursor),
+        disk=streams.disk,
+        memory=streams.memory,
+        device_state=streams.device_state,
+        kernel=streams.kernel,
+        initrd=streams.initrd,
+        run=_service_run(plan),
+        network=plan.smolfile.network,
+        services=tuple(dataclasses.replace(service, line=0, key="") for service in plan.services),
+        health=plan.smolfile.health,
+        restore=plan.smolfile.restore,
+        results=results,
+    )
+    return pack_artifact(context.store, config, streams.layers)

@@ -1,0 +1,46 @@
+"""What every build needs of the world, gathered in one value."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from smolbuild.core.events import Emit, PhaseFinished, PhaseStarted
+from smolbuild.core.home import Home
+from smolbuild.machine.base import Engine
+from smolbuild.source.image import ImageFetcher
+from smolbuild.store.layout import Store
+
+__all__ = ["BuildContext", "Phases"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """State directory, store, engine, registry access, environment and where events go."""
+
+    home: Home
+    store: Store
+    engine: Engine
+    fetcher: ImageFetcher
+    environment: Mapping[str, str]
+    emit: Emit
+    now: Callable[[], float] = time.time
+
+
+@dataclass(slots=True)
+class Phases:
+    """Times the phases of one command and says so in events."""
+
+    emit: Emit
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each finished phase, in order."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str, text: str) -> Iterator[None]:
+        """Time the block as phase ``name``."""
+        self.emit(PhaseStarted(phase=name, text=text))
+        started = time.monotonic()
+        yield
+        seconds = time.monotonic() - started
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
+        self.emit(PhaseFinished(phase=name, text=text, seconds=seconds))

@@ -1,0 +1,89 @@
+"""Read, resolve and write ``Smolfile.lock``."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from smolbuild.build.context import BuildContext
+from smolbuild.core.errors import SmolbuildError, UsageError
+from smolbuild.core.events import Message
+from smolbuild.core.files import write_atomic
+from smolbuild.model.lock import Lock, encode_lock, lock_path, matches, parse_lock
+from smolbuild.model.smolfile import Smolfile
+from smolbuild.source.base_disk import resolve_base
+from smolbuild.source.kernel import resolve_kernel
+
+__all__ = ["LockState", "obtain_lock", "update_lock"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockState:
+    """The lock in force and how it came to be."""
+
+    lock: Lock
+    state: Literal["locked", "created", "updated"]
+    reasons: tuple[str, ...] = ()
+    """Why an existing lock did not fit the Smolfile."""
+
+
+def obtain_lock(context: BuildContext, smolfile: Smolfile, *, locked: bool) -> LockState:
+    """Return the Smolfile's lock; make or renew it when it is missing or does not fit.
+
+    Args:
+        context: the world.
+        smolfile: what is to be built.
+        locked: demand that the lock exists and fits; nothing is resolved or written then.
+
+    Raises:
+        UsageError: ``locked``, and the lock is missing or does not fit; or the lock is malformed.
+        RegistryError, HostError: an input could not be resolved.
+
+    """
+    path = lock_path(smolfile.path)
+    try:
+        lock = parse_lock(path.read_bytes(), file=path.name)
+    except FileNotFoundError as error:
+        if locked:
+            raise UsageError(
+                f"--locked: there is no {path.name} beside {smolfile.path.name}",
+                hint="run `smolbuild lock` and commit the file",
+                code="lock-missing",
+            ) from error
+        return LockState(lock=_write(context, smolfile), state="created")
+    reasons = matches(lock, smolfile)
+    if not reasons:
+        return LockState(lock=lock, state="locked")
+    if locked:
+        raise UsageError(
+            f"--locked: {path.name} does not fit the Smolfile: {'; '.join(reasons)}",
+            hint="run `smolbuild lock --update` and commit the file",
+            code="lock-mismatch",
+        )
+    context.emit(Message(level="info", text=f"{path.name} is renewed: {'; '.join(reasons)}"))
+    return LockState(lock=_write(context, smolfile), state="updated", reasons=reasons)
+
+
+def update_lock(context: BuildContext, smolfile: Smolfile) -> LockState:
+    """Resolve every input anew and write the lock.
+
+    Raises:
+        RegistryError, HostError: an input could not be resolved; the old lock stays.
+
+    """
+    existed = lock_path(smolfile.path).exists()
+    return LockState(lock=_write(context, smolfile), state="updated" if existed else "created")
+
+
+def _write(context: BuildContext, smolfile: Smolfile) -> Lock:
+    image, debian = resolve_base(smolfile, fetcher=context.fetcher, emit=context.emit)
+    kernel = None if smolfile.kernel else resolve_kernel()
+    lock = Lock(image=image, debian=debian, kernel=kernel)
+    path = lock_path(smolfile.path)
+    try:
+        write_atomic(path, encode_lock(lock), mode=0o644)
+    except OSError as error:
+        raise SmolbuildError(
+            f"cannot write {path}: {error.strerror}",
+            hint="the lock belongs beside the Smolfile; make the directory writable",
+            code="lock-write",
+        ) from error
+    return lock

@@ -1,0 +1,183 @@
+"""What a build would do: key, every input with its digest, which steps run and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smolbuild.build.cache import StepCache
+from smolbuild.build.context import BuildContext
+from smolbuild.build.files import collect_files
+from smolbuild.build.lockfile import LockState, obtain_lock
+from smolbuild.build.run_config import run_config, services_of
+from smolbuild.core.digest import Digest
+from smolbuild.core.errors import UsageError, VerificationError
+from smolbuild.guest.compile import agent_digest
+from smolbuild.guest.initramfs import initramfs_key
+from smolbuild.guest.kernel import Kernel
+from smolbuild.model.artifact import RunConfig
+from smolbuild.model.contract import Shape
+from smolbuild.model.declared import DeclaredFiles
+from smolbuild.model.key import KeyInputs, build_key_tree, provenance_key, step_chain
+from smolbuild.model.keytree import Change, KeyTree, diff_trees, tree_from_json
+from smolbuild.model.oci import Descriptor
+from smolbuild.model.parse import parse_smolfile
+from smolbuild.model.smolfile import Service, Smolfile
+from smolbuild.source.base_disk import base_identity
+from smolbuild.source.kernel import kernel_from_path, prepare_kernel
+from smolbuild.store.artifact import load_artifact
+from smolbuild.store.layout import key_name, last_name
+
+__all__ = ["Plan", "PlannedStep", "make_plan", "planned_steps"]
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is decided before anything is built."""
+
+    smolfile: Smolfile
+    name: str
+    """Name of the artifact, without a tag."""
+    lock: LockState
+    files: DeclaredFiles
+    base_digest: Digest
+    tree: KeyTree
+    key: Digest
+    chain: tuple[Digest, ...]
+    """Keys of the disk after the copies and after each step."""
+    run: RunConfig
+    services: tuple[Service, ...]
+    shape: Shape
+    existing: Descriptor | None
+    """The local artifact that has this key already."""
+    changes: tuple[Change, ...] | None
+    """Against the last build of this name; None when there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """Whether a step would run, and why."""
+
+    name: str
+    chain_key: Digest
+    cached: bool
+    reason: str
+
+
+def make_plan(
+    context: BuildContext,
+    path: Path,
+    *,
+    locked: bool = False,
+) -> Plan:
+    """Parse the Smolfile in ``path``, resolve every input and compute the key. Starts no machine.
+
+    The lock is written when it is missing or does not fit, unless ``locked``.
+
+    Raises:
+        SmolfileError: the Smolfile is wrong; every problem at once.
+        UsageError: ``locked`` and the lock does not fit, or something is asked that cannot be.
+        BuildError, HostError, RegistryError: an input is missing or cannot be resolved.
+
+    """
+    smolfile = parse_smolfile(path, environment=context.environment)
+    _refuse_secrets(smolfile)
+    files = collect_files(smolfile.path.parent, smolfile)
+    lock = obtain_lock(context, smolfile, locked=locked)
+    base_digest, image = base_identity(smolfile, lock.lock, cache=context.home.cache)
+    kernel = _kernel(context, smolfile, lock)
+    inputs = KeyInputs(
+        base=base_digest,
+        kernel=kernel.digest,
+        initramfs=initramfs_key(kernel),
+        agent=agent_digest(),
+        contract=context.engine.contract(),
+        smolfile=smolfile,
+        files=files,
+    )
+    tree = build_key_tree(inputs)
+    key = provenance_key(tree)
+    run = run_config(smolfile, image)
+    name = smolfile.name or smolfile.path.parent.name.lower() or "machine"
+    return Plan(
+        smolfile=smolfile,
+        name=name,
+        lock=lock,
+        files=files,
+        base_digest=base_digest,
+        tree=tree,
+        key=key,
+        chain=step_chain(inputs),
+        run=run,
+        services=services_of(smolfile, run),
+        shape=Shape(
+            cpus=smolfile.cpus,
+            memory_mib=smolfile.memory,
+            disk_bytes=smolfile.overlay * _GIB,
+            network="full" if smolfile.network.mode == "full" else "none",
+        ),
+        existing=context.store.find(key_name(key)),
+        changes=_changes(context, name, tree),
+    )
+
+
+def planned_steps(plan: Plan, cache: StepCache) -> tuple[PlannedStep, ...]:
+    """Return each step with whether it would run, and why."""
+    cached = cache.prefix(plan.chain)
+    first_name = "" if cached >= len(plan.chain) else _link_name(plan, cached)
+    steps = []
+    for link, step in enumerate(plan.smolfile.steps, 1):
+        is_cached = plan.existing is not None or link < cached
+        if plan.existing is not None:
+            reason = "the whole artifact is there"
+        elif is_cached:
+            reason = "its disk is cached"
+        elif link > cached:
+            reason = f"{first_name} runs before it"
+        else:
+            reason = _why(plan, step.name)
+        steps.append(
+            PlannedStep(name=step.name, chain_key=plan.chain[link], cached=is_cached, reason=reason)
+        )
+    return tuple(steps)
+
+
+def _link_name(plan: Plan, link: int) -> str:
+    return "the copy" if link == 0 else f"step {plan.smolfile.steps[link - 1].name}"
+
+
+def _why(plan: Plan, step: str) -> str:
+    if plan.changes is None:
+        return "not built before"
+    own = [change.text for change in plan.changes if change.leaf == f"step {step}"]
+    texts = own or [change.text for change in plan.changes]
+    return "; ".join(texts[:5]) or "its cached disk is gone"
+
+
+def _changes(context: BuildContext, name: str, tree: KeyTree) -> tuple[Change, ...] | None:
+    last = context.store.find(last_name(name))
+    if last is None:
+        return None
+    try:
+        old = tree_from_json(load_artifact(context.store, last).config.key_tree)
+    except VerificationError:
+        return None
+    return diff_trees(old, tree)
+
+
+def _kernel(context: BuildContext, smolfile: Smolfile, lock: LockState) -> Kernel:
+    if smolfile.kernel:
+        return kernel_from_path((smolfile.path.parent / smolfile.kernel).absolute())
+    return prepare_kernel(context.home.cache, locked=lock.lock.kernel, emit=context.emit)
+
+
+def _refuse_secrets(smolfile: Smolfile) -> None:
+    named: Sequence[str] = [step.name for step in smolfile.steps if step.secrets]
+    if named:
+        raise UsageError(
+            f"step {named[0]} names secrets, which this version cannot give to a step without "
+            "leaving traces of them in the checkpoint",
+            hint="do what needs the secret outside, and copy the result in",
+            code="secrets-unsupported",
+        )

@@ -1,0 +1,132 @@
+"""``smolbuild ls``, ``inspect`` and ``rm``."""
+
+import click
+
+from smolbuild.cli.describe import describe_artifact, packed_bytes, print_table, short
+from smolbuild.cli.options import home, json_option, print_json
+from smolbuild.core.codec import encode
+from smolbuild.core.errors import UsageError, VerificationError
+from smolbuild.model.artifact import ArtifactConfig
+from smolbuild.model.oci import ARTIFACT_TYPE
+from smolbuild.store.artifact import load_artifact, open_artifact
+from smolbuild.store.layout import Store, is_internal
+from smolbuild.store.materialise import materialised_directory
+from smolbuild.store.remove import remove_names
+
+__all__ = ["inspect", "ls", "rm"]
+
+
+@click.command(epilog="Example:  smolbuild ls --json")
+@json_option
+def ls(*, as_json: bool) -> None:
+    """List the artifacts of the local store."""
+    place = home()
+    store = Store(place.store)
+    rows: list[dict[str, object]] = []
+    for name, entry in store.names().items():
+        if entry.artifact_type != ARTIFACT_TYPE or is_internal(name):
+            continue
+        try:
+            artifact = load_artifact(store, entry)
+        except VerificationError as error:
+            rows.append({"name": name, "digest": entry.digest, "damaged": error.message})
+            continue
+        rows.append(
+            {
+                "name": name,
+                "digest": entry.digest,
+                "key": artifact.config.key,
+                "created": artifact.config.created,
+                "packedBytes": packed_bytes(artifact),
+                "materialised": materialised_directory(
+                    place.materialised, artifact.manifest.descriptor.digest
+                ).is_dir(),
+            }
+        )
+    if as_json:
+        print_json({"artifacts": rows})
+        return
+    if not rows:
+        click.echo("no artifacts yet; build one with `smolbuild build`", err=True)
+        return
+    table = [("NAME", "DIGEST", "CREATED", "SIZE")]
+    for row in rows:
+        if "damaged" in row:
+            table.append((str(row["name"]), short(str(row["digest"])), "damaged", "-"))
+        else:
+            size = f"{int(str(row['packedBytes'])) / 1e6:.1f} MB"
+            table.append((str(row["name"]), short(str(row["digest"])), str(row["created"]), size))
+    print_table(table)
+
+
+@click.command(epilog="Example:  smolbuild inspect notes:v1 --json")
+@click.argument("artifact")
+@json_option
+def inspect(artifact: str, *, as_json: bool) -> None:
+    """Show what ARTIFACT (a name or digest) is made of."""
+    store = Store(home().store)
+    loaded = open_artifact(store, artifact)
+    value = describe_artifact(store, loaded)
+    if as_json:
+        print_json(value)
+        return
+    config = loaded.config
+    lines = [
+        ("name", config.name),
+        ("digest", loaded.index.descriptor.digest),
+        ("manifest", loaded.manifest.descriptor.digest),
+        ("key", config.key),
+        ("created", config.created),
+        ("machine", _machine_line(config)),
+        ("contract", ", ".join(str(part) for part in encode(config.contract).values())),
+        ("services", ", ".join(service.name for service in config.services) or "none"),
+        ("health", config.results.health or "none declared"),
+        ("packed", f"{packed_bytes(loaded) / 1e6:.1f} MB in {len(loaded.manifest.layers)} blobs"),
+        ("referrers", str(len(value["referrers"]))),  # type: ignore[arg-type]
+    ]
+    for key, text in lines:
+        click.echo(f"{key:<10} {text}")
+
+
+@click.command(epilog="Example:  smolbuild rm notes:v1")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@json_option
+def rm(names: tuple[str, ...], *, as_json: bool) -> None:
+    """Remove artifacts by NAME; what no other name needs is freed.
+
+    A digest removes every name of that artifact.
+    """
+    place = home()
+    store = Store(place.store)
+    doomed: list[str] = []
+    for text in names:
+        doomed.extend(_names_of(store, text))
+    freed = remove_names(store, place.materialised, doomed)
+    if as_json:
+        print_json({"removed": doomed, "freedBytes": freed})
+    else:
+        for name in doomed:
+            click.echo(f"removed {name}")
+        click.echo(f"freed {freed / 1e6:.1f} MB")
+
+
+def _names_of(store: Store, text: str) -> list[str]:
+    found = store.resolve(text)
+    names = store.names()
+    if text in names or f"{text}:latest" in names:
+        chosen = [text if text in names else f"{text}:latest"]
+    else:
+        chosen = [
+            name
+            for name, entry in names.items()
+            if entry.digest == found.digest and not is_internal(name)
+        ]
+    if not chosen:
+        raise UsageError(f"{text} has no name left to remove", code="not-found")
+    return chosen
+
+
+def _machine_line(config: ArtifactConfig) -> str:
+    shape = config.shape
+    disk = f"{shape.disk_bytes / 2**30:.0f} GiB"
+    return f"{shape.cpus} cpus, {shape.memory_mib} MiB, disk {disk}, network {config.network.mode}"

@@ -1,0 +1,147 @@
+"""``smolbuild build``."""
+
+from pathlib import Path
+
+import click
+
+from smolbuild.build.builder import BuildResult
+from smolbuild.build.builder import build as build_artifact
+from smolbuild.build.context import Phases
+from smolbuild.build.plan import Plan, make_plan
+from smolbuild.build.sign import obtain_signer
+from smolbuild.cli import render
+from smolbuild.cli.context import build_context
+from smolbuild.cli.describe import sizes_of
+from smolbuild.cli.options import (
+    file_options,
+    json_option,
+    print_json,
+    progress_option,
+    smolfile_path,
+)
+from smolbuild.core.codec import encode
+from smolbuild.core.errors import UsageError
+from smolbuild.core.events import Emit, Message
+from smolbuild.store.layout import Store
+
+__all__ = ["build"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  smolbuild build
+  smolbuild build -C examples/notes-service -t notes:v1
+  smolbuild build --locked --push registry.example.com/team/notes:v1
+""",
+)
+@file_options
+@click.option("-t", "--tag", "tags", multiple=True, metavar="NAME[:TAG]", help="Local name.")
+@click.option("--push", "push_to", metavar="REF", default=None, help="Push the result to REF.")
+@click.option("--locked", is_flag=True, help="Fail if Smolfile.lock is missing or does not fit.")
+@click.option("--no-cache", is_flag=True, help="Run every step and build anew.")
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="Sign with this private key.  [default: the home's key, made on first use]",
+)
+@json_option
+@progress_option
+def build(
+    *,
+    file: Path | None,
+    directory: Path | None,
+    tags: tuple[str, ...],
+    push_to: str | None,
+    locked: bool,
+    no_cache: bool,
+    key: Path | None,
+    as_json: bool,
+    progress: str,
+) -> None:
+    """Build, prove, sign and name the artifact that a Smolfile declares.
+
+    When an artifact with the same provenance key is there already, nothing is built.
+    """
+    with render.progress(progress) as emit, build_context(emit) as context:
+        phases = Phases(emit)
+        with phases.phase("resolve", "resolving inputs"):
+            plan = make_plan(context, smolfile_path(file, directory), locked=locked)
+        _say_notices(plan, emit)
+        names = _names(plan, tags)
+        signer = obtain_signer(context.home, key, emit)
+        result = build_artifact(context, plan, signer, names, phases, no_cache=no_cache)
+        pushed = None
+        if push_to is not None:
+            pushed = _push(context.store, names[0], push_to, emit, phases)
+    _report(result, plan, pushed, as_json=as_json)
+
+
+def _push(store: Store, name: str, reference: str, emit: Emit, phases: Phases) -> dict[str, object]:
+    from smolbuild.cli.registry import push_to
+
+    with phases.phase("push", f"pushing to {reference}"):
+        done = push_to(store, name, reference, emit)
+    return {
+        "reference": str(done.reference),
+        "digest": done.digest,
+        "bytes_pushed": done.bytes_pushed,
+    }
+
+
+def _names(plan: Plan, tags: tuple[str, ...]) -> tuple[str, ...]:
+    names = []
+    for tag in tags or (plan.name,):
+        last = tag.rpartition("/")[2]
+        if not last or last.startswith(":") or last.count(":") > 1 or "@" in tag:
+            raise UsageError(f"{tag!r} is no name for an artifact", hint="use NAME or NAME:TAG")
+        names.append(tag if ":" in last else f"{tag}:latest")
+    return tuple(names)
+
+
+def _say_notices(plan: Plan, emit: Emit) -> None:
+    for notice in plan.smolfile.notices:
+        where = f"{plan.smolfile.path.name}:{notice.line}: " if notice.line else ""
+        emit(
+            Message(
+                level="warning" if notice.loud else "info",
+                text=f"{where}{notice.key}: {notice.text}",
+            )
+        )
+
+
+def _report(
+    result: BuildResult, plan: Plan, pushed: dict[str, object] | None, *, as_json: bool
+) -> None:
+    artifact = result.artifact
+    sizes = sizes_of(artifact)
+    if as_json:
+        print_json(
+            {
+                "name": result.names[0],
+                "names": list(result.names),
+                "key": artifact.config.key,
+                "digest": artifact.index.descriptor.digest,
+                "manifest": artifact.manifest.descriptor.digest,
+                "reused": result.reused,
+                "sizes": sizes,
+                "phases": dict(result.phases),
+                "health": artifact.config.results.health,
+                "proofs": encode(result.proofs),
+                "lock": plan.lock.state,
+                "pushed": pushed,
+            }
+        )
+        return
+    how = "reused (nothing changed)" if result.reused else "built, proven and signed"
+    click.echo(f"{result.names[0]}: {how}")
+    click.echo(f"digest {artifact.index.descriptor.digest}")
+    click.echo(f"key    {artifact.config.key}")
+    if not result.reused:
+        took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.phases.items())
+        click.echo(
+            f"sizes  disk {sizes['disk'] / 1e6:.0f} MB, memory {sizes['memory'] / 1e6:.0f} "
+            f"MB, packed {sizes['packed'] / 1e6:.1f} MB"
+        )
+        click.echo(f"phases {took}")

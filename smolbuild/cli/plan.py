@@ -1,0 +1,149 @@
+"""``smolbuild plan`` and ``lock``."""
+
+from pathlib import Path
+
+import click
+
+from smolbuild.build.cache import StepCache
+from smolbuild.build.lockfile import obtain_lock, update_lock
+from smolbuild.build.plan import Plan, make_plan, planned_steps
+from smolbuild.cli import render
+from smolbuild.cli.context import build_context
+from smolbuild.cli.describe import print_table, short
+from smolbuild.cli.options import (
+    file_options,
+    json_option,
+    print_json,
+    progress_option,
+    smolfile_path,
+)
+from smolbuild.model.lock import Lock, lock_path
+from smolbuild.model.parse import parse_smolfile
+
+__all__ = ["lock", "plan"]
+
+
+@click.command(epilog="Example:  smolbuild plan --json")
+@file_options
+@click.option("--locked", is_flag=True, help="Fail if Smolfile.lock is missing or does not fit.")
+@json_option
+@progress_option
+def plan(
+    *, file: Path | None, directory: Path | None, locked: bool, as_json: bool, progress: str
+) -> None:
+    """Show the provenance key, the lock, every input with its digest, and what would run.
+
+    Starts no machine.
+    """
+    with render.progress(progress) as emit, build_context(emit) as context:
+        made = make_plan(context, smolfile_path(file, directory), locked=locked)
+        cache = StepCache(context.home.cache)
+    value = plan_json(made, cache)
+    if as_json:
+        print_json(value)
+        return
+    click.echo(f"key      {made.key}")
+    click.echo(f"lock     {made.lock.state}")
+    click.echo(f"artifact {made.existing.digest if made.existing else 'would be built'}")
+    click.echo("\ninputs")
+    print_table(
+        [("  INPUT", "DIGEST")]
+        + [(f"  {name}", short(item.digest)) for name, item in made.tree.leaves.items()]
+    )
+    if made.smolfile.steps:
+        click.echo("\nsteps")
+        print_table(
+            [("  STEP", "STATE", "WHY")]
+            + [
+                (f"  {step.name}", "cached" if step.cached else "will run", step.reason)
+                for step in planned_steps(made, cache)
+            ]
+        )
+    if made.changes:
+        click.echo("\nchanged since the last build")
+        for change in made.changes:
+            click.echo(f"  {change}")
+
+
+@click.command(epilog="Example:  smolbuild lock --update")
+@file_options
+@click.option("--update", is_flag=True, help="Resolve everything anew, also what is locked.")
+@json_option
+@progress_option
+def lock(
+    *, file: Path | None, directory: Path | None, update: bool, as_json: bool, progress: str
+) -> None:
+    """Pin base image, Debian packages and kernel in Smolfile.lock."""
+    with render.progress(progress) as emit, build_context(emit) as context:
+        path = smolfile_path(file, directory)
+        smolfile = parse_smolfile(path, environment=context.environment)
+        if update:
+            state = update_lock(context, smolfile)
+        else:
+            state = obtain_lock(context, smolfile, locked=False)
+    target = lock_path(smolfile.path)
+    if as_json:
+        print_json(
+            {"path": str(target), "state": state.state, "reasons": list(state.reasons)}
+            | _lock_json(state.lock)
+        )
+        return
+    click.echo(f"{target.name}: {state.state}")
+    for key, text in _lock_lines(state.lock):
+        click.echo(f"  {key:<7} {text}")
+
+
+def plan_json(made: Plan, cache: StepCache) -> dict[str, object]:
+    """Return the JSON of ``smolbuild plan``."""
+    return {
+        "name": made.name,
+        "key": made.key,
+        "artifact": made.existing.digest if made.existing else None,
+        "lock": {"state": made.lock.state, "reasons": list(made.lock.reasons)},
+        "inputs": [
+            {"name": name, "digest": item.digest, "value": item.value}
+            for name, item in made.tree.leaves.items()
+        ],
+        "steps": [
+            {
+                "name": step.name,
+                "chainKey": step.chain_key,
+                "state": "cached" if step.cached else "will run",
+                "why": step.reason,
+            }
+            for step in planned_steps(made, cache)
+        ],
+        "changes": None
+        if made.changes is None
+        else [
+            {"leaf": c.leaf, "field": c.field, "old": c.old, "new": c.new, "text": c.text}
+            for c in made.changes
+        ],
+        "notices": [
+            {"key": n.key, "line": n.line, "text": n.text, "loud": n.loud}
+            for n in made.smolfile.notices
+        ],
+    }
+
+
+def _lock_json(value: Lock) -> dict[str, object]:
+    return {
+        "image": None
+        if value.image is None
+        else {"reference": value.image.reference, "digest": value.image.digest},
+        "packages": 0 if value.debian is None else len(value.debian.packages),
+        "kernel": None
+        if value.kernel is None
+        else {"package": value.kernel.package, "version": value.kernel.version},
+    }
+
+
+def _lock_lines(value: Lock) -> list[tuple[str, str]]:
+    lines = []
+    if value.image is not None:
+        lines.append(("image", f"{value.image.reference} {value.image.digest}"))
+    if value.debian is not None:
+        lines.append(("debian", f"{value.debian.suite}, {len(value.debian.packages)} packages"))
+    if value.kernel is not None:
+        lines.append(("kernel", f"{value.kernel.package} {value.kernel.version}"))
+    return lines
