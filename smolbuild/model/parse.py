@@ -153,9 +153,9 @@ def _load(source: _Source, problems: list[Problem], notices: list[Notice]) -> Ta
         place = _PLACE.search(str(error))
         line = int(place[1]) if place and place[1] else text.count("\n") + 1
         problem(line, f"not valid TOML: {_PLACE.sub('', str(error))}")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError):
         # Numbers of thousands of digits, or nesting that the scanner did not follow.
-        problem(0, f"not usable TOML: {error}")
+        problem(0, "not usable TOML: a number is too long, or something nests too deep")
     else:
         report = Report(source.file, positions, problems, notices, source.prefix)
         return Table(report, content, "", source.shape)
@@ -164,8 +164,6 @@ def _load(source: _Source, problems: list[Problem], notices: list[Notice]) -> Ta
 
 def _init_steps(root: Table, upstream: Upstream) -> Iterator[Step]:
     for number, (command, key) in enumerate(upstream.init, start=1):
-        if not command.strip():
-            root.report.problem(key, "expected a command, got an empty string")
         yield Step(name=f"init-{number}", run=command, line=root.report.line(key), key=key)
 
 
