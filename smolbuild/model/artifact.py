@@ -24,7 +24,6 @@ __all__ = [
     "DiskDelta",
     "DiskStreams",
     "PackedBlob",
-    "Proof",
     "Results",
     "RunConfig",
     "Stream",
@@ -102,24 +101,13 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """One restored fork of the restore proof: ids, milliseconds to health, clock error in ms."""
-
-    machine_id: str
-    boot_id: str
-    random_sha256: Digest
-    ready_ms: int
-    clock_error_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What the gate saw: it passed, or there would be no artifact."""
+    """What was seen before the checkpoint. The restore proof is attested: it comes after it."""
 
     health: str
+    """What the passed health check saw; empty when none is declared."""
     ready_ms: Mapping[str, int]
     """Milliseconds from a service's start to its passed readiness probe, by service."""
-    proofs: tuple[Proof, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
