@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from smolbuild.core.digest import Digest, digest_bytes
-from smolbuild.core.errors import VerificationError
+from smolbuild.core.errors import RegistryError, VerificationError
 from smolbuild.model.oci import MAX_MANIFEST_BYTES, Descriptor
 from smolbuild.trust.bundle import parse_bundle
 from smolbuild.trust.keys import PublicKey
@@ -117,6 +117,10 @@ def verify_signed(
             return _try(candidate, subject.digest, evidence, predicate_type, keys)
         except VerificationError as error:
             failures.append(error)
+        except RegistryError as error:
+            if error.code != "not-found":
+                raise  # the registry failed, which says nothing about signatures
+            failures.append(VerificationError(error.message, code="missing"))
     raise _summary(subject.digest, predicate_type, failures)
 
 
