@@ -1,28 +1,33 @@
 """Base images from registries: the fetcher of the source layer (``source.registry_image``)."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Self
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import RegistryError
+from smolbuild.core.events import Emit, Transfer, silent
 from smolbuild.model.oci import Descriptor
 from smolbuild.model.reference import parse_reference
-from smolbuild.registry.client import RegistryClient
+from smolbuild.registry.client import RegistryClient, connect
 
-__all__ = ["RegistryImage"]
+__all__ = ["RegistryImages"]
+
+_EVENT_BYTES = 1024 * 1024
 
 
-class RegistryImage:
+class RegistryImages:
     """Resolves and pulls images by reference, with one client per registry; close it after use.
 
     Args:
-        connect: makes the client for a registry (``client.connect`` with an environment bound).
+        environment: names Docker's configuration and the CA bundle (see ``client.connect``).
+        emit: receives the progress of blobs.
 
     """
 
-    def __init__(self, connect: Callable[[str], RegistryClient]) -> None:
-        self._connect = connect
+    def __init__(self, environment: Mapping[str, str], *, emit: Emit = silent) -> None:
+        self._environment = environment
+        self._emit = emit
         self._clients: dict[str, RegistryClient] = {}
 
     def __enter__(self) -> Self:
@@ -69,9 +74,17 @@ class RegistryImage:
     def blob(self, reference: str, descriptor: Descriptor, into: IO[bytes]) -> None:
         """Stream a blob of the repository of ``reference`` into a file; verified on return."""
         parsed = parse_reference(reference)
-        self._client(parsed.registry).pull_blob(parsed.repository, descriptor, into)
+        said = 0
+
+        def progress(done: int) -> None:
+            nonlocal said
+            if done == descriptor.size or done >= said + _EVENT_BYTES:
+                said = done
+                self._emit(Transfer(what=reference, done=done, total=descriptor.size))
+
+        self._client(parsed.registry).pull_blob(parsed.repository, descriptor, into, progress)
 
     def _client(self, registry: str) -> RegistryClient:
         if registry not in self._clients:
-            self._clients[registry] = self._connect(registry)
+            self._clients[registry] = connect(registry, self._environment)
         return self._clients[registry]
