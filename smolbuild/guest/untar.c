@@ -330,7 +330,7 @@ int untar(const char *target)
 	static const char zeros[BLOCK];
 	struct overrides o = { NULL, NULL, -1, -1, -1, -1 };
 	snprintf(path, sizeof path, "%s/", target);
-	if (!make_parents(path + 1) || chdir(target) < 0)
+	if (chdir("/") < 0 || !make_parents(path + 1) || chdir(target) < 0)
 		return fail(target, strerror(errno)) + 1;
 	for (;;) {
 		if (!read_fully(block, BLOCK))

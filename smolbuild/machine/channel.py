@@ -1,0 +1,325 @@
+"""The host's side of the guest agent: what a machine can be asked, each with a deadline.
+
+The protocol is described in ``docs/agent-protocol.md``; ``machine.connection`` moves its frames.
+"""
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterable
+from typing import IO
+
+from smolbuild.core.clock import Deadline
+from smolbuild.core.errors import MachineError
+from smolbuild.machine.base import (
+    ExecRequest,
+    ExecResult,
+    Freshen,
+    Identity,
+    OnOutput,
+    ProbeResult,
+)
+from smolbuild.machine.connection import AgentConnection
+from smolbuild.machine.probe import exec_probe, probe_fields, probe_result
+from smolbuild.machine.stream import Data, RequestStream
+from smolbuild.machine.tunnel import OnTunnel
+from smolbuild.machine.wire import Channel, Fields, Op, flag, lines, text, u32, u64
+from smolbuild.model.smolfile import ExecProbe, Probe
+
+__all__ = ["AgentChannel"]
+
+_CALL_SECONDS = 30.0
+"""For answers that the agent gives at once: a slow, busy, emulated guest still does."""
+_GRACE_SECONDS = 20.0
+"""Added to a deadline that the agent itself keeps, before the host gives it up."""
+_KILL_SECONDS = 5.0
+_ALIVE = 2
+_EXEC_KEEP, _EXEC_STDIN = 1, 4
+_SSH_HOST_KEYS = 1
+_REGENERATE = {"machine-id": 0, "hostname": 0, "ssh-host-keys": _SSH_HOST_KEYS}
+
+
+class AgentChannel:
+    """A connection to a guest's agent. Every method may be called from any thread.
+
+    All waits have deadlines; a passed deadline, a refusal or a broken connection is a
+    ``MachineError`` (codes ``agent-timeout``, ``agent-gone``, ``agent-protocol``, or ``agent-`` and
+    the agent's own).
+
+    Args:
+        sock: connected to the agent's port; the channel owns it from now on.
+        cursor: what ``quiesce`` returned before the checkpoint that the guest was restored from;
+            None for a guest that boots, which must be greeted with ``hello`` first.
+        on_tunnel: takes over each connection that a guest program opens to the egress port.
+
+    Raises:
+        MachineError: the cursor is not one.
+
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        cursor: bytes | None = None,
+        on_tunnel: OnTunnel | None = None,
+    ) -> None:
+        self._connection = AgentConnection(sock, cursor=cursor, on_tunnel=on_tunnel)
+
+    # the connection
+
+    def hello(self, timeout: float) -> None:
+        """Wait until the agent of a booting guest answers, and agree on the protocol.
+
+        Raises:
+            MachineError: no answer in time, or an agent of another protocol version.
+
+        """
+        self._connection.hello(timeout)
+
+    def close(self) -> None:
+        """End the connection: who waits gets an error, tunnels are aborted. Idempotent."""
+        self._connection.close()
+
+    def ping(self, timeout: float = _CALL_SECONDS) -> None:
+        """Return when the agent answers."""
+        self._connection.call("the agent", Op.PING, b"", timeout)
+
+    # executions
+
+    def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
+        """Run ``request`` to its end (or start it, with ``keep``), streaming its output.
+
+        An id that was used before attaches to that execution or returns its recorded result. When
+        this call is left early (an error of ``on_output``, Ctrl-C), the execution is killed.
+        """
+        exec_id = request.exec_id or secrets.token_hex(16)
+        fed = not isinstance(request.stdin, bytes) or bool(request.stdin)
+        payload = (
+            text(exec_id)
+            + u32((_EXEC_KEEP if request.keep else 0) | (_EXEC_STDIN if fed else 0))
+            + u64(0 if request.keep else max(1, round(request.timeout * 1000)))
+            + text(request.workdir)
+            + text(request.user)
+            + lines(request.argv)
+            + lines(tuple(f"{name}={value}" for name, value in request.env))
+        )
+        deadline = Deadline.after(request.timeout + _GRACE_SECONDS)
+        what = f"execution of {request.argv[0] if request.argv else 'nothing'}"
+        with self._connection.request(what, Op.EXEC, payload, deadline) as stream:
+            try:
+                if fed and not request.keep:
+                    _feed(stream, request.stdin, deadline)
+                fields = _consume(stream, on_output, deadline)
+            except BaseException:
+                with contextlib.suppress(MachineError):
+                    self.kill(exec_id, timeout=_KILL_SECONDS)
+                raise
+        return _exec_result(exec_id, fields)
+
+    def kill(self, exec_id: str, signal: int = 0, *, timeout: float = _CALL_SECONDS) -> None:
+        """Send ``signal`` to an execution's first process; 0: kill its whole tree. Idempotent."""
+        self._connection.call("kill", Op.KILL, text(exec_id) + u32(signal), timeout)
+
+    def service_status(self, exec_id: str) -> ExecResult | None:
+        """Return how an execution ended, or None while it is alive."""
+        fields = self._connection.call("service status", Op.STATUS, text(exec_id), _CALL_SECONDS)
+        if fields.raw(1)[0] == _ALIVE:
+            return None
+        return _ended(exec_id, fields)
+
+    def service_output(self, exec_id: str) -> bytes:
+        """Return the last output (at most 64 KiB) of a kept execution."""
+        deadline = Deadline.after(_CALL_SECONDS)
+        output = bytearray()
+        with self._connection.request(
+            "service output", Op.OUTPUT, text(exec_id), deadline
+        ) as stream:
+            while isinstance(arrived := stream.next(deadline), Data):
+                output += arrived.payload
+        return bytes(output)
+
+    # files
+
+    def put(self, archive: Iterable[bytes], target: str, *, timeout: float) -> None:
+        """Unpack a tar stream below the guest directory ``target``, which is created when missing.
+
+        Owners, modes and times are kept. Not atomic: an error leaves what was unpacked so far.
+        """
+        deadline = Deadline.after(timeout)
+        payload = u64(_milliseconds(timeout)) + text(target)
+        what = f"copy into {target}"
+        with self._connection.request(what, Op.PUT, payload, deadline) as stream:
+            for chunk in archive:
+                if not stream.write(chunk, deadline):
+                    break
+            else:
+                stream.end(deadline)
+            stream.result(deadline)
+
+    def get(self, path: str, *, timeout: float) -> Generator[bytes, None, None]:
+        """Yield a tar stream of the guest path; its members' names begin with the last part of it.
+
+        The stream comes from the guest and is not to be trusted.
+        """
+        deadline = Deadline.after(timeout)
+        payload = u64(_milliseconds(timeout)) + text(path)
+        with self._connection.request(f"copy of {path}", Op.GET, payload, deadline) as stream:
+            while isinstance(arrived := stream.next(deadline), Data):
+                yield arrived.payload
+
+    # probes
+
+    def probe(
+        self,
+        probe: Probe,
+        *,
+        timeout: float,
+        env: tuple[tuple[str, str], ...] = (),
+        workdir: str = "/",
+        user: str = "root",
+    ) -> ProbeResult:
+        """Make one attempt of ``probe``; ``env``, ``workdir`` and ``user`` are for a command's."""
+        if isinstance(probe, ExecProbe):
+            request = ExecRequest(
+                argv=probe.argv, env=env, timeout=timeout, workdir=workdir, user=user
+            )
+            return exec_probe(self.exec, request)
+        payload = probe_fields(probe, timeout=timeout, interval=0.1, until=0.0)
+        return probe_result(
+            self._connection.call("probe", Op.PROBE, payload, timeout + _GRACE_SECONDS)
+        )
+
+    def probe_until(
+        self, probe: Probe, *, deadline: float, interval: float = 0.1, attempt: float = 5.0
+    ) -> ProbeResult:
+        """Repeat ``probe`` until it passes or ``deadline`` seconds passed; return the last result.
+
+        Port, HTTP and file probes are repeated inside the agent, in silence.
+        """
+        if not isinstance(probe, ExecProbe):
+            payload = probe_fields(probe, timeout=attempt, interval=interval, until=deadline)
+            return probe_result(
+                self._connection.call("probe", Op.PROBE, payload, deadline + _GRACE_SECONDS)
+            )
+        began, until = time.monotonic(), Deadline.after(deadline)
+        while True:
+            result = self.probe(probe, timeout=max(0.05, min(attempt, until.left())))
+            if result.ok or until.left() <= interval:
+                spent = time.monotonic() - began
+                return ProbeResult(ok=result.ok, detail=result.detail, seconds=spent)
+            time.sleep(interval)
+
+    # freshness and checkpoints
+
+    def freshen(self, call: Freshen, *, timeout: float = 60.0) -> Identity:
+        """Thaw, set clock, entropy and names, regenerate: one round trip that returns the identity.
+
+        Raises:
+            MachineError: besides the usual, ``call.regenerate`` names something unknown.
+
+        """
+        unknown = [name for name in call.regenerate if name not in _REGENERATE]
+        if unknown:
+            raise MachineError(
+                f"cannot regenerate {', '.join(unknown)}", hint=f"known: {', '.join(_REGENERATE)}"
+            )
+        names = text(call.hostname) + text(call.machine_id)
+        wanted = 0
+        for name in call.regenerate:
+            wanted |= _REGENERATE[name]
+        rest = secrets.token_bytes(64) + names + u32(wanted) + u32(_milliseconds(timeout))
+        now = time.time_ns()
+        clock = u64(now // 1_000_000_000) + u32(now % 1_000_000_000)
+        return _identity(
+            self._connection.call("freshen", Op.FRESHEN, clock + rest, timeout + _GRACE_SECONDS)
+        )
+
+    def identity(self) -> Identity:
+        """Return the machine's identity, its clock and 32 fresh random bytes."""
+        return _identity(self._connection.call("identity", Op.IDENTITY, b"", _CALL_SECONDS))
+
+    def sync(self, *, drop_caches: bool = False, timeout: float = 120.0) -> None:
+        """Write all dirty data to the disk; ``drop_caches`` also forgets clean pages in RAM."""
+        payload = u32(_milliseconds(timeout)) + flag(drop_caches)
+        self._connection.call("sync", Op.SYNC, payload, timeout + _GRACE_SECONDS)
+
+    def freeze(self, *, timeout: float = 120.0) -> None:
+        """Sync and freeze the root file system: what writes to it waits. Idempotent."""
+        self._connection.call(
+            "freeze", Op.FREEZE, u32(_milliseconds(timeout)), timeout + _GRACE_SECONDS
+        )
+
+    def thaw(self) -> None:
+        """Undo ``freeze``. Idempotent."""
+        self._connection.call("thaw", Op.THAW, b"", _CALL_SECONDS)
+
+    def quiesce(self, *, timeout: float = 30.0) -> bytes:
+        """Bring the session to rest and return the cursor to go on with it, here or in a fork.
+
+        Tunnels are aborted (new ones wait in the guest). After it, not a byte is under way in
+        either direction; the next call, here or on a channel made with the cursor, goes on.
+
+        Raises:
+            MachineError: besides the usual, code ``agent-busy`` when another call is still open.
+
+        """
+        return self._connection.rest(timeout=timeout)
+
+    def enable_tunnels(self, port: int = 3128) -> None:
+        """Let the agent listen on the guest's loopback ``port``. Idempotent."""
+        self._connection.call("egress", Op.TUNNELS, u32(port), _CALL_SECONDS)
+
+    def disable_tunnels(self) -> None:
+        """Stop listening and abort what is open. Idempotent."""
+        self._connection.call("egress", Op.TUNNELS, u32(0), _CALL_SECONDS)
+
+    def shutdown(self, *, timeout: float = _CALL_SECONDS) -> None:
+        """Ask the guest to end: processes killed, file systems synced, power off."""
+        self._connection.call("shutdown", Op.SHUTDOWN, b"", timeout)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _feed(stream: RequestStream, source: bytes | IO[bytes], deadline: Deadline) -> None:
+    """Feed standard input from a thread of its own: reading it may block for ever."""
+
+    def feed() -> None:
+        chunks = (source,) if isinstance(source, bytes) else iter(lambda: source.read(65536), b"")
+        # The execution ended, or its connection did: its caller hears of that by itself.
+        with contextlib.suppress(MachineError, OSError, ValueError):
+            for chunk in chunks:
+                if not stream.write(chunk, deadline):
+                    return
+            stream.end(deadline)
+
+    threading.Thread(target=feed, name="stdin", daemon=True).start()
+
+
+def _consume(stream: RequestStream, on_output: OnOutput | None, deadline: Deadline) -> Fields:
+    while isinstance(arrived := stream.next(deadline), Data):
+        if on_output is not None:
+            on_output("stderr" if arrived.channel == Channel.ERR else "stdout", arrived.payload)
+    return arrived
+
+
+def _exec_result(exec_id: str, fields: Fields) -> ExecResult:
+    if fields.u8() == _ALIVE:
+        return ExecResult(exec_id=exec_id, status=0)
+    return _ended(exec_id, fields)
+
+
+def _ended(exec_id: str, fields: Fields) -> ExecResult:
+    fields.u8()  # new, attached or recorded
+    timed_out = bool(fields.u8())
+    return ExecResult(exec_id=exec_id, status=fields.i32(), timed_out=timed_out)
+
+
+def _identity(fields: Fields) -> Identity:
+    machine_id, boot_id, random = fields.text(), fields.text(), fields.raw(32)
+    clock = fields.u64() + fields.u32() / 1e9
+    return Identity(machine_id=machine_id, boot_id=boot_id, random=random, clock=clock)
