@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from smolbuild.core.events import Emit, PhaseFinished, PhaseStarted
 from smolbuild.core.home import Home
 from smolbuild.machine.base import Engine
-from smolbuild.source.image import ImageFetcher
+from smolbuild.source.registry_image import ImageFetcher
 from smolbuild.store.layout import Store
 
 __all__ = ["BuildContext", "Phases"]

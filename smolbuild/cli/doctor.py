@@ -1,5 +1,6 @@
 """``smolbuild doctor``."""
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def _checks(place: Home) -> Iterator[_Check]:
         ("dpkg-deb", "unpacking the kernel"),
         ("setpriv", "machines that die with smolbuild"),
     ):
-        yield _try(program, lambda program=program, why=why: f"{find_program(program)} ({why})")
+        yield _try(program, functools.partial(_program, program, why))
     yield _space(place)
     yield _try("keys", lambda: _keys(place), needed=False)
 
@@ -99,6 +100,10 @@ def _acceleration(place: Home) -> str:
 def _kernel() -> str:
     found = resolve_kernel()
     return f"{found.package} {found.version}"
+
+
+def _program(program: str, why: str) -> str:
+    return f"{find_program(program)} ({why})"
 
 
 def _space(place: Home) -> _Check:

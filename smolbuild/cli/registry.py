@@ -17,8 +17,7 @@ from smolbuild.cli.options import home, json_option, print_json, progress_option
 from smolbuild.core.errors import UsageError
 from smolbuild.core.events import Emit
 from smolbuild.model.reference import Reference, parse_reference
-from smolbuild.registry.client import RegistryClient
-from smolbuild.registry.credentials import load_credentials
+from smolbuild.registry.client import RegistryClient, connect
 from smolbuild.store.artifact import open_artifact
 from smolbuild.store.layout import Store
 from smolbuild.store.materialise import materialise
@@ -170,10 +169,5 @@ def _is_local(store: Store, text: str) -> bool:
 
 @contextlib.contextmanager
 def _client(reference: Reference, *, plain_http: bool) -> Iterator[RegistryClient]:
-    client = RegistryClient(
-        reference.registry,
-        credentials=load_credentials(os.environ),
-        plain_http=True if plain_http else None,
-    )
-    with contextlib.closing(client):
+    with connect(reference.registry, os.environ, plain_http=True if plain_http else None) as client:
         yield client

@@ -1,0 +1,162 @@
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smolbuild.core.errors import HostError, VerificationError
+from smolbuild.core.events import silent
+from smolbuild.model.artifact import decode_config, encode_config
+from smolbuild.store import materialise as materialise_module
+from smolbuild.store.artifact import load_artifact, open_artifact
+from smolbuild.store.materialise import forget_materialised, materialise
+
+
+def test_what_comes_out_is_what_went_in(packed):
+    artifact = packed.pack()
+    files = materialise(packed.store, artifact, packed.root, emit=silent)
+    assert files.disk.read_bytes() == packed.expected_disk()
+    assert files.memory.read_bytes() == packed.memory.read_bytes()
+    assert files.state.read_bytes() == packed.state.read_bytes()
+    assert files.kernel.read_bytes() == packed.kernel.read_bytes()
+    assert files.initrd.read_bytes() == packed.initrd.read_bytes()
+    assert files.disk.stat().st_blocks * 512 < 16 << 20
+    assert files.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_same_machine_packs_to_the_same_digest_and_the_base_is_remembered(packed):
+    first = packed.pack()
+    packed.base.write_bytes(b"never read again")
+    assert packed.pack().index.descriptor.digest == first.index.descriptor.digest
+
+
+def test_a_delta_ships_only_its_own_blocks(packed):
+    artifact = packed.pack()
+    base, (one, two) = artifact.config.disk.base, artifact.config.disk.deltas
+    assert [delta.step for delta in (one, two)] == ["one", "services"]
+    assert one.zeros == ((9 * 16, 1),)
+    assert sum(count for _, count in one.blocks) == 2 + 16
+    assert sum(count for _, count in two.blocks) == 1 + 1
+    assert sum(chunk.layer is not None for chunk in base.chunks) == 2
+
+
+def test_materialising_again_costs_nothing_and_force_writes_anew(packed):
+    artifact = packed.pack()
+    files = materialise(packed.store, artifact, packed.root, emit=silent)
+    before = files.disk.stat().st_ino
+    for digest in list(packed.store.blobs()):
+        if digest not in (
+            artifact.index.descriptor.digest,
+            artifact.manifest.descriptor.digest,
+            artifact.manifest.config.digest,
+        ):
+            packed.store.path(digest).rename(packed.store.path(digest).with_suffix(".away"))
+    again = materialise(packed.store, artifact, packed.root, emit=silent)
+    assert again.disk.stat().st_ino == before
+    with pytest.raises(VerificationError, match="lacks blob"):
+        materialise(packed.store, artifact, packed.root, emit=silent, force=True)
+    assert not files.directory.exists()
+    assert list(packed.root.glob(".tmp-*")) == []
+
+
+def test_every_layer_is_checked_before_the_directory_appears(packed):
+    artifact = packed.pack()
+    for layer in artifact.manifest.layers:
+        path = packed.store.path(layer.digest)
+        good = path.read_bytes()
+        bad = bytearray(good)
+        bad[len(bad) // 2] ^= 0x10
+        path.write_bytes(bad)
+        with pytest.raises(VerificationError):
+            materialise(packed.store, artifact, packed.root, emit=silent)
+        assert list(packed.root.iterdir()) == list(packed.root.glob(".*.lock"))
+        path.write_bytes(good)
+
+
+def test_too_little_space_is_said_before_anything_is_written(packed, monkeypatch):
+    def refuse(*_, **__):
+        raise HostError("no space")
+
+    artifact = packed.pack()
+    monkeypatch.setattr(materialise_module, "require_space", refuse)
+    with pytest.raises(HostError):
+        materialise(packed.store, artifact, packed.root, emit=silent)
+    assert list(packed.root.glob("[!.]*")) == []
+
+
+def test_leftovers_of_a_killed_materialisation_are_swept(packed):
+    artifact = packed.pack()
+    left = packed.root / f".tmp-{artifact.manifest.descriptor.digest[7:]}"
+    left.mkdir()
+    (left / "disk.raw").write_bytes(b"half")
+    files = materialise(packed.store, artifact, packed.root, emit=silent)
+    assert files.disk.exists()
+    assert not left.exists()
+    forget_materialised(packed.root, artifact.manifest.descriptor.digest)
+    forget_materialised(packed.root, artifact.manifest.descriptor.digest)
+    assert not files.directory.exists()
+
+
+def test_artifacts_are_opened_by_name(packed):
+    artifact = packed.pack("acme/x")
+    packed.store.name(artifact.index.descriptor, "acme/x:latest")
+    assert open_artifact(packed.store, "acme/x") == artifact
+
+
+def test_a_config_round_trips_and_a_newer_format_is_a_clear_error(packed):
+    data = encode_config(packed.pack().config)
+    assert encode_config(decode_config(data)) == data
+    newer = json.dumps({**json.loads(data), "formatVersion": 2}).encode()
+    with pytest.raises(VerificationError, match="format version 2") as caught:
+        decode_config(newer)
+    assert caught.value.code == "format-version"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda c: c["disk"]["base"].update(size=1), "disk base"),
+        (lambda c: c["memory"]["chunks"].pop(), "do not add up"),
+        (lambda c: c["memory"]["chunks"][0].update(length=5), "wrong length"),
+        (lambda c: c["memory"].update(chunkSize=1 << 40), "out of range"),
+        (lambda c: c["disk"]["deltas"][0]["blocks"].append([10**9, 1]), "outside the disk"),
+        (lambda c: c["disk"]["deltas"][0]["blocks"].append([0, 1]), "differ in size"),
+        (lambda c: c["shape"].update(memoryMib=1), "memory size"),
+        (lambda c: c["kernel"].update(length=-1), "out of range"),
+        (lambda c: c["kernel"].update(sha256="nope"), "not a sha256"),
+        (lambda c: c.update(extra=1), "unknown member"),
+    ],
+)
+def test_a_config_that_does_not_add_up_is_refused(packed, change, where):
+    value = json.loads(encode_config(packed.pack().config))
+    change(value)
+    with pytest.raises(VerificationError, match=where):
+        decode_config(json.dumps(value).encode())
+
+
+@given(st.binary(max_size=200))
+def test_rubbish_is_never_more_than_our_error(data):
+    with pytest.raises(VerificationError):
+        decode_config(data)
+
+
+def test_an_index_without_a_machine_is_not_an_artifact(packed):
+    from smolbuild.model.oci import INDEX_TYPE, describe, encode_json
+
+    data = encode_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []})
+    packed.store.add_bytes(data)
+    with pytest.raises(VerificationError, match="not a smolbuild artifact"):
+        load_artifact(packed.store, describe(data, INDEX_TYPE))
+
+
+def test_swapped_layers_are_noticed(packed):
+    artifact = packed.pack()
+    layers = list(artifact.manifest.layers)
+    layers[0], layers[1] = layers[1], layers[0]
+    swapped = dataclasses.replace(
+        artifact, manifest=dataclasses.replace(artifact.manifest, layers=tuple(layers))
+    )
+    with pytest.raises(VerificationError):
+        materialise(packed.store, swapped, packed.root, emit=silent)
+    assert list(packed.root.iterdir()) == list(packed.root.glob(".*.lock"))
