@@ -1,8 +1,8 @@
 """The provenance key: one digest over everything that can change the result of a build.
 
 A key tree is an ordered mapping of named leaves; each leaf's digest is SHA-256 over the canonical
-JSON of its value under a versioned domain prefix, and the key is the digest of the names and
-digests in order. The tree travels with the artifact, so that a later build can say which leaf changed.
+JSON of its value under a versioned domain prefix, and the key is the digest of names and digests in
+order. The tree travels with the artifact, so that a later build can say which leaf changed.
 
 Never in a tree: time, absolute paths, host names, the user, secret values, mtimes, the order of a
 directory listing. Which fields of a Smolfile stay out, and why, is in ``EXCLUDED``.

@@ -151,7 +151,7 @@ def _load(source: _Source, problems: list[Problem], notices: list[Notice]) -> Ta
         problem(0, "expected Unicode text without surrogates")
     except tomllib.TOMLDecodeError as error:
         place = _PLACE.search(str(error))
-        line = int(place[1]) if place and place[1] else text.count("\n") + 1
+        line = int(place[1]) if place and place[1] else text.rstrip().count("\n") + 1
         problem(line, f"not valid TOML: {_PLACE.sub('', str(error))}")
     except (ValueError, RecursionError):
         # Numbers of thousands of digits, or nesting that the scanner did not follow.
