@@ -7,8 +7,18 @@ from smolbuild.model.durations import milliseconds, parse_duration, parse_size
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("500ms", 0.5), ("2s", 2), ("5m", 300), ("1h", 3600), ("7d", 604800), ("42", 42), (42, 42)]
-    + [(" 10 s ", 10), ("0", 0), ("1ms", 0.001)],
+    [
+        ("500ms", 0.5),
+        ("2s", 2),
+        ("5m", 300),
+        ("1h", 3600),
+        ("7d", 604800),
+        ("42", 42),
+        (42, 42),
+        (" 10 s ", 10),
+        ("0", 0),
+        ("1ms", 0.001),
+    ],
 )
 def test_durations(text: str | int, seconds: float) -> None:
     assert parse_duration(text) == seconds

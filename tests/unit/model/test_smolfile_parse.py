@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smolbuild.core.errors import SmolfileError, UsageError
+from smolbuild.core.errors import Problem, SmolfileError, UsageError
 from smolbuild.model.parse import parse_smolfile, parse_text, sibling_path
 from smolbuild.model.schema import SHAPES
 from smolbuild.model.smolfile import (
@@ -397,13 +397,19 @@ def test_all_problems_at_once_with_line_key_and_nearest_key() -> None:
         "Smolfile:2: memroy: unknown key (did you mean memory?)",
         "Smolfile:3: cpus: expected a whole number from 1 to 255, got 0",
         'Smolfile:5: health.exec: expected a list of strings, got "curl" (write exec = ["curl"])',
-        "Smolfile:6: health.interval: expected a duration such as 500ms, 2s, 5m, 1h or 7d, or whole "
-        'seconds, got "5 parsecs"',
-        'Smolfile:8: restart.policy: expected one of "never", "always", "on-failure", '
-        '"unless-stopped", got "allways" (did you mean always?)',
+        (
+            "Smolfile:6: health.interval: expected a duration such as 500ms, 2s, 5m, 1h or 7d, or "
+            'whole seconds, got "5 parsecs"'
+        ),
+        (
+            'Smolfile:8: restart.policy: expected one of "never", "always", "on-failure", '
+            '"unless-stopped", got "allways" (did you mean always?)'
+        ),
         "Smolfile:10: smolbuild.steps: unknown key (did you mean step?)",
-        "Smolfile:13: smolbuild.step[0].timeout: expected a duration such as 500ms, 2s, 5m, 1h or "
-        '7d, or whole seconds, got "1.5h"',
+        (
+            "Smolfile:13: smolbuild.step[0].timeout: expected a duration such as 500ms, 2s, 5m, "
+            '1h or 7d, or whole seconds, got "1.5h"'
+        ),
     ]
 
 
@@ -581,8 +587,6 @@ VALUES = st.deferred(
                 "'/x'",
                 "'5s'",
                 "'A=1'",
-            ]
-            + [
                 "'http://127.0.0.1:1/'",
                 "'http://['",
                 "'..'",
@@ -618,13 +622,16 @@ def near_smolfiles(draw: st.DrawFn) -> str:
 
 
 def only_our_errors(text: str) -> None:
+    found: tuple[Problem, ...] = ()
     try:
         parse_text(text, file="Smolfile", environment={"A": "\udcff"})
     except SmolfileError as error:
-        assert error.problems
-        for problem in error.problems:
-            assert 0 <= problem.line <= text.count("\n") + 1
-            assert str(problem).isprintable()
+        found = error.problems
+        if not found:
+            pytest.fail("an error without a problem")
+    for problem in found:
+        assert 0 <= problem.line <= text.count("\n") + 1
+        assert str(problem).isprintable()
 
 
 @given(near_smolfiles())

@@ -44,8 +44,14 @@ class Writer:
         token = f"k{self.count}"
         return self.draw(
             st.sampled_from(
-                [token, f'"{token}"', f"'{token}'", f'"{token}.x y"', f"'{token}é\"'"]
-                + [f'"{token}\\" \\u00e9"']
+                [
+                    token,
+                    f'"{token}"',
+                    f"'{token}'",
+                    f'"{token}.x y"',
+                    f"'{token}é\"'",
+                    f'"{token}\\" \\u00e9"',
+                ]
             )
         )
 

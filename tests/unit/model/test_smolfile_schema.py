@@ -1,7 +1,7 @@
 """Parser, JSON Schema and Smolfile.example agree, in both directions."""
 
 import copy
-import datetime
+import datetime as dt
 import json
 import re
 import tomllib
@@ -145,18 +145,70 @@ def as_text(document: object) -> str:
 @pytest.mark.parametrize(("path", "steps"), LEAVES, ids=[path for path, _ in LEAVES])
 def test_the_parser_reads_every_key(path: str, steps: list[str | int]) -> None:
     """No key takes a date: each one that is not looked at would let it pass."""
-    found = problems(as_text(replaced(DOCUMENT, steps, datetime.date(2024, 1, 1))))
+    found = problems(as_text(replaced(DOCUMENT, steps, dt.date(2024, 1, 1))))
     assert any(f" {path}: " in problem and "expected" in problem for problem in found), found
 
 
 VALUES: st.SearchStrategy[object] = st.one_of(
     st.sampled_from(
-        [0, 1, -1, 63, 64, 80, 255, 256, 65535, 65536, 2**32, True, False, [], {}, [1], [""], ""]
-        + ["x", "/x", "./x", "../x", "5s", "500ms", "1.5s", "5 m", "20GiB", "A=1", "8080:80", "1-2"]
-        + ["always", "Always", "on-failure", "memory", "warn", "tsi", "http://127.0.0.1:1/", "a b"]
-        + ["0644", "0999", "root:root", "1000:1000", "bookworm", "linux/amd64", "./a:/b:ro"]
-        + [["x"], ["A=1", "B"], ["8080"], ["machine-id"], ["../x"], {"port": 1}, {"x": 1}]
-        + [{"from": "a", "to": "/b"}, [{"from": "a", "to": "/b"}], [{"run": "x"}], "postgresql"]
+        [
+            0,
+            1,
+            -1,
+            63,
+            64,
+            80,
+            255,
+            256,
+            65535,
+            65536,
+            2**32,
+            True,
+            False,
+            [],
+            {},
+            [1],
+            [""],
+            "",
+            "x",
+            "/x",
+            "./x",
+            "../x",
+            "5s",
+            "500ms",
+            "1.5s",
+            "5 m",
+            "20GiB",
+            "A=1",
+            "8080:80",
+            "1-2",
+            "always",
+            "Always",
+            "on-failure",
+            "memory",
+            "warn",
+            "tsi",
+            "http://127.0.0.1:1/",
+            "a b",
+            "0644",
+            "0999",
+            "root:root",
+            "1000:1000",
+            "bookworm",
+            "linux/amd64",
+            "./a:/b:ro",
+            ["x"],
+            ["A=1", "B"],
+            ["8080"],
+            ["machine-id"],
+            ["../x"],
+            {"port": 1},
+            {"x": 1},
+            {"from": "a", "to": "/b"},
+            [{"from": "a", "to": "/b"}],
+            [{"run": "x"}],
+            "postgresql",
+        ]
     ),
     st.text(max_size=6).filter(lambda text: text.isprintable()),
 )
