@@ -182,13 +182,12 @@ def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _
             plan.smolfile,
             plan.lock.lock,
             cache=context.home.cache,
-            work=work,
             fetcher=context.fetcher,
             emit=context.emit,
         )
-    if base.identity != plan.base_digest:
+    if base.image_digest != plan.base_digest:
         raise BuildError(
-            f"the base changed between plan and build: {plan.base_digest} became {base.identity}",
+            f"the base changed since the plan: {plan.base_digest} became {base.image_digest}",
             hint="build again",
             code="base-changed",
         )

@@ -74,9 +74,11 @@ def update_lock(context: BuildContext, smolfile: Smolfile) -> LockState:
 
 
 def _write(context: BuildContext, smolfile: Smolfile) -> Lock:
-    image, debian = resolve_base(smolfile, fetcher=context.fetcher, emit=context.emit)
+    base = resolve_base(
+        smolfile, cache=context.home.cache, fetcher=context.fetcher, emit=context.emit
+    )
     kernel = None if smolfile.kernel else resolve_kernel()
-    lock = Lock(image=image, debian=debian, kernel=kernel)
+    lock = Lock(image=base.image, debian=base.debian, kernel=kernel)
     path = lock_path(smolfile.path)
     try:
         write_atomic(path, encode_lock(lock), mode=0o644)

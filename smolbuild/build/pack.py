@@ -48,6 +48,8 @@ __all__ = ["Streams", "pack_artifact", "pack_streams"]
 DISK_CHUNK = 4 * 1024 * 1024
 MEMORY_CHUNK = 16 * 1024 * 1024
 DELTA_BLOCK = 64 * 1024
+_GOARCH = {"x86_64": "amd64", "aarch64": "arm64"}
+"""OCI names architectures as Go does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,10 @@ def pack_artifact(store: Store, config: ArtifactConfig, layers: tuple[Descriptor
     child = dataclasses.replace(
         describe(manifest, MANIFEST_TYPE),
         artifact_type=ARTIFACT_TYPE,
-        platform={"architecture": contract.architecture, "os": config.os},
+        platform={
+            "architecture": _GOARCH.get(contract.architecture, contract.architecture),
+            "os": config.os,
+        },
         annotations={
             "com.smolbuild.contract": json.dumps(
                 encode(contract), separators=(",", ":"), sort_keys=True

@@ -85,10 +85,10 @@ def make_plan(
     _refuse_secrets(smolfile)
     files = collect_files(smolfile.path.parent, smolfile)
     lock = obtain_lock(context, smolfile, locked=locked)
-    base_digest, image = base_identity(smolfile, lock.lock, cache=context.home.cache)
+    base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
     kernel = _kernel(context, smolfile, lock)
     inputs = KeyInputs(
-        base=base_digest,
+        base=base.digest,
         kernel=kernel.digest,
         initramfs=initramfs_key(kernel),
         agent=agent_digest(),
@@ -98,14 +98,14 @@ def make_plan(
     )
     tree = build_key_tree(inputs)
     key = provenance_key(tree)
-    run = run_config(smolfile, image)
+    run = run_config(smolfile, base.config)
     name = smolfile.name or smolfile.path.parent.name.lower() or "machine"
     return Plan(
         smolfile=smolfile,
         name=name,
         lock=lock,
         files=files,
-        base_digest=base_digest,
+        base_digest=base.digest,
         tree=tree,
         key=key,
         chain=step_chain(inputs),

@@ -1,0 +1,289 @@
+"""The main job through the command line, on a tiny real machine."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from smolbuild.core.process import run
+
+
+def edit(project, old: str, new: str) -> None:
+    path = project / "Smolfile"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_build_is_proven_in_two_different_forks(built):
+    assert not built["reused"]
+    first, second = built["proofs"]
+    for what in ("machineId", "bootId", "randomSha256"):
+        assert first[what] != second[what]
+    assert max(first["clockErrorMs"], second["clockErrorMs"]) < 1000
+    assert {"boot", "steps", "ready", "health", "checkpoint", "pack", "proof", "sign"} <= set(
+        built["phases"]
+    )
+
+
+def test_nothing_changed_starts_no_qemu(smolbuild, project, built):
+    before = smolbuild.starts()
+    again = smolbuild("build", "-C", str(project), "-t", "tiny:v1", "--json")
+    assert again.status == 0, again.stderr
+    value = again.document("build")
+    assert value["reused"]
+    assert value["digest"] == built["digest"]
+    assert smolbuild.starts() == before
+    text = smolbuild("build", "-C", str(project), "-t", "tiny:again")
+    assert "reused (nothing changed)" in text.stdout
+    assert built["digest"] in text.stdout
+
+
+def test_plan_says_what_would_run_and_why(smolbuild, project, built, own_project):
+    value = smolbuild("plan", "-C", str(project), "--json").document("plan")
+    assert value["key"] == built["key"]
+    assert value["artifact"] == built["digest"]
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    (own_project / "two.txt").write_text("changed\n")
+    before = smolbuild.starts()
+    value = smolbuild("plan", "-C", str(own_project), "--json").document("plan")
+    assert smolbuild.starts() == before
+    assert value["artifact"] is None
+    one, two = value["steps"]
+    assert (one["state"], two["state"]) == ("cached", "will run")
+    assert "two.txt" in two["why"]
+    assert [change["leaf"] for change in value["changes"]] == ["file two.txt"]
+    text = smolbuild("plan", "-C", str(own_project))
+    assert "will run" in text.stdout
+
+
+def test_a_changed_late_input_runs_only_the_late_step(smolbuild, project, built, own_project):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    (own_project / "two.txt").write_text("other\n")
+    done = smolbuild(
+        "build", "-C", str(own_project), "-t", "tiny:other", "--json", "--progress", "json"
+    )
+    assert done.status == 0, done.stderr
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    steps = {e["name"]: e["cached"] for e in events if e["event"] == "StepStarted"}
+    assert steps == {"one": True, "two": False}
+    out = smolbuild("run", "tiny:other", "--", "cat", "/one", "/two")
+    assert (out.status, out.stdout) == (0, "one\nother\n"), out.stderr
+
+
+def test_run_passes_output_and_status_through(smolbuild, built):
+    done = smolbuild("run", "tiny:v1", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert done.status == 7
+    assert done.stdout == "out\n"
+    assert "err\n" in done.stderr
+    env = smolbuild("run", "tiny:v1", "--", "sh", "-c", "echo $GREETING; id -u; cat /srv/two.txt")
+    assert env.stdout == "hello\n0\ntwo\n"
+    piped = smolbuild("run", "tiny:v1", "-i", "--", "sh", "-c", "wc -c", stdin="x" * 100_000)
+    assert piped.stdout.strip() == "100000"
+    missing = smolbuild("run", "tiny:v1", "--", "no-such-program")
+    assert missing.status == 127
+    assert smolbuild.machines() == []
+
+
+def test_forks_are_different_machines(smolbuild, built):
+    done = smolbuild(
+        "run", "tiny:v1", "-n", "3", "--json", "--",
+        "sh", "-c", "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; date +%s",
+    )  # fmt: skip
+    forks = done.document("run")["forks"]
+    assert done.status == 0
+    assert len({fork["id"] for fork in forks}) == 3
+    lines = [fork["stdout"].splitlines() for fork in forks]
+    for place in range(3):
+        assert len({line[place] for line in lines}) == 3, lines
+    assert [line[0] for line in lines] == [fork["id"] for fork in forks]
+    assert all(abs(int(line[3]) - time.time()) < 60 for line in lines)
+    assert all(fork["how"] == "restored" and fork["ready_ms"] > 0 for fork in forks)
+
+
+def test_what_a_fork_writes_is_gone(smolbuild, built):
+    smolbuild("run", "tiny:v1", "--", "sh", "-c", "echo x > /mark; sync")
+    done = smolbuild("run", "tiny:v1", "--", "ls", "/mark")
+    assert done.status != 0
+    assert list(smolbuild.home.run.iterdir()) == []
+
+
+def test_ls_inspect_and_a_foreign_reader(smolbuild, built):
+    rows = smolbuild("ls", "--json").document("ls")["artifacts"]
+    assert any(row["name"] == "tiny:v1" and row["digest"] == built["digest"] for row in rows)
+    value = smolbuild("inspect", "tiny:v1", "--json").document("inspect")
+    assert value["key"] == built["key"]
+    assert [service["name"] for service in value["services"]] == ["web"]
+    assert len(value["referrers"]) == 3
+    assert built["key"] in smolbuild("inspect", built["digest"][:20]).stdout
+    raw = run(["skopeo", "inspect", "--raw", f"oci:{smolbuild.home.store}:tiny:v1"], timeout=60)
+    assert raw.status == 0, raw.stderr
+    assert json.loads(raw.stdout)["manifests"][0]["digest"] == built["manifest"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "words"),
+    [
+        (
+            'run = "cat /srv/two.txt > /two"',
+            'run = "echo last words; exit 9"',
+            1,
+            ["step two", "status 9", "last words", "Smolfile:17"],
+        ),
+        (
+            'run = "cat /srv/two.txt > /two"',
+            'run = "echo waiting; sleep 60"\ntimeout = "1s"',
+            1,
+            ["step two", "did not end within 1 s", "waiting"],
+        ),
+        (
+            'run = "exec httpd -f -p 8000 -h /srv/www"',
+            'run = "echo never mind; sleep 60"\nready_timeout = "2s"',
+            3,
+            ["service web", "not ready", "port 127.0.0.1:8000", "never mind", "console"],
+        ),
+        (
+            'run = "exec httpd -f -p 8000 -h /srv/www"',
+            'run = "echo bye; exit 4"',
+            3,
+            ["service web", "status 4", "bye"],
+        ),
+        (
+            'contains = "it works"',
+            'contains = "something else"',
+            3,
+            ["health check failed 5 times", "something else"],
+        ),
+    ],
+    ids=["step-fails", "step-hangs", "never-ready", "service-ends", "unhealthy"],
+)
+def test_failures_say_what_and_leave_no_artifact(
+    smolbuild, built, project, own_project, old, new, status, words
+):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    edit(own_project, old, new)
+    done = smolbuild("build", "-C", str(own_project), "-t", "tiny:bad", "--json")
+    assert done.status == status, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert done.document("error")["error"]["exitStatus"] == status
+    rows = smolbuild("ls", "--json").document("ls")["artifacts"]
+    assert "tiny:bad" not in [row["name"] for row in rows]
+    assert smolbuild.machines() == []
+    assert list(smolbuild.home.run.iterdir()) == []
+    steps = smolbuild("plan", "-C", str(own_project), "--json").document("plan")["steps"]
+    assert steps[0]["state"] == "cached"
+
+
+def test_locked_needs_a_lock_that_fits(smolbuild, built, project, own_project):
+    missing = smolbuild("build", "-C", str(own_project), "--locked")
+    assert missing.status == 2
+    assert "Smolfile.lock" in missing.stderr
+    fits = smolbuild("build", "-C", str(project), "--locked", "-t", "tiny:v1", "--json")
+    assert fits.document("build")["reused"]
+
+
+def test_rm_frees_what_only_that_artifact_needed(smolbuild, built, own_project, project):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    (own_project / "www" / "index.html").write_text("it works, for a while\n")
+    made = smolbuild("build", "-C", str(own_project), "-t", "gone:v1", "--json").document("build")
+    materialised = smolbuild.home.materialised / made["manifest"][7:]
+    assert materialised.is_dir()
+    removed = smolbuild("rm", "gone:v1", "--json").document("rm")
+    assert removed["removed"] == ["gone:v1"]
+    assert removed["freedBytes"] > 0
+    assert not materialised.exists()
+    assert smolbuild("run", "gone:v1").status == 2
+    assert smolbuild("run", "tiny:v1", "--", "true").status == 0
+
+
+PHASES = ("base", "boot", "steps", "ready", "checkpoint", "pack", "proof")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_kill_9_in_any_phase_leaves_nothing_and_the_next_build_works(
+    smolbuild, built, project, own_project, phase
+):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    (own_project / "two.txt").write_text(f"killed in {phase}\n")
+    arguments = ("build", "-C", str(own_project), "-t", f"killed:{phase}", "--json")
+    process = smolbuild.start(*arguments, "--progress", "json")
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            event = json.loads(line)
+            if event["event"] == "PhaseStarted" and event["phase"] == phase:
+                break
+        else:
+            pytest.fail(f"phase {phase} never came")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stderr.close()
+    deadline = time.monotonic() + 10
+    while smolbuild.machines() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert smolbuild.machines() == []
+    rows = smolbuild("ls", "--json").document("ls")["artifacts"]
+    assert f"killed:{phase}" not in [row["name"] for row in rows]
+    assert list(smolbuild.home.run.iterdir()) == []
+    done = smolbuild(*arguments)
+    assert done.status == 0, done.stderr
+    assert smolbuild("rm", f"killed:{phase}").status == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_build_cleanly(smolbuild, built, project, own_project, number, status):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    edit(own_project, 'run = "cat /srv/two.txt > /two"', 'run = "echo started; sleep 100"')
+    process = smolbuild.start("build", "-C", str(own_project), "-t", "signal:v1")
+    assert process.stderr is not None
+    try:
+        assert any("started" in line for line in process.stderr)
+        process.send_signal(number)
+        assert process.wait(20) == status
+        rest = process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        assert process.stdout is not None
+        process.stdout.close()
+    assert "Traceback" not in rest
+    assert smolbuild.machines() == []
+    assert list(smolbuild.home.run.iterdir()) == []
+
+
+def test_two_builds_of_one_key_share_the_result(smolbuild, built, project, own_project):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    (own_project / "two.txt").write_text("both\n")
+    both = [
+        smolbuild.start("build", "-C", str(own_project), "-t", f"both:v{n}", "--json")
+        for n in (1, 2)
+    ]
+    values = []
+    for process in both:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        values.append(json.loads(out))
+    assert values[0]["digest"] == values[1]["digest"]
+    assert sorted(value["reused"] for value in values) == [False, True]
+
+
+def test_no_cache_builds_anew(smolbuild, built, project):
+    done = smolbuild("build", "-C", str(project), "-t", "anew:v1", "--no-cache", "--json")
+    assert done.status == 0, done.stderr
+    value = done.document("build")
+    assert not value["reused"]
+    assert value["key"] == built["key"]
+
+
+def test_the_home_is_private(smolbuild, built):
+    for directory in ("store", "materialised", "cache", "keys", "run", "locks"):
+        assert (smolbuild.home.root / directory).stat().st_mode & 0o077 == 0
+    for key in smolbuild.home.keys.glob("*.pem"):
+        assert key.stat().st_mode & 0o777 == 0o600
+    assert (smolbuild.home.materialised / built["manifest"][7:]).stat().st_mode & 0o077 == 0
