@@ -8,6 +8,7 @@ from typing import Literal
 
 from smolbuild.build.cache import StepCache
 from smolbuild.build.files import DeclaredFiles, tar_stream
+from smolbuild.build.owners import guest_owners
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError
 from smolbuild.core.events import Emit, Output, StepFinished, StepStarted
@@ -87,7 +88,8 @@ def run_steps(
 
 def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles) -> None:
     if copies:
-        machine.put(tar_stream(files, copies), "/", timeout=_COPY_SECONDS)
+        archive = tar_stream(files, copies, owners=guest_owners(machine, copies))
+        machine.put(archive, "/", timeout=_COPY_SECONDS)
 
 
 def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, emit: Emit) -> None:

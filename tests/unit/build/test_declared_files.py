@@ -127,12 +127,12 @@ def test_every_missing_or_special_source_is_named_with_its_line(context: Path) -
             "(leave it out with .smolbuildignore, or name the files one by one)"
         ),
         (
-            "Smolfile:3: smolbuild.copy[1].from: there is no one.txt in the Smolfile's directory (the "
-            "path is relative to the Smolfile)"
+            "Smolfile:3: smolbuild.copy[1].from: there is no one.txt in the Smolfile's directory "
+            "(the path is relative to the Smolfile)"
         ),
         (
-            "Smolfile:6: smolbuild.step[0].inputs[0]: there is no seed.sql in the "
-            "Smolfile's directory (the path is relative to the Smolfile)"
+            "Smolfile:6: smolbuild.step[0].inputs[0]: there is no seed.sql in "
+            "the Smolfile's directory (the path is relative to the Smolfile)"
         ),
     ]
 
