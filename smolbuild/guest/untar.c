@@ -329,8 +329,8 @@ int untar(const char *target)
 	char path[NAME_LIMIT + 2], block[BLOCK];
 	static const char zeros[BLOCK];
 	struct overrides o = { NULL, NULL, -1, -1, -1, -1 };
-	snprintf(path, sizeof path, "%s/", target);
-	if (chdir("/") < 0 || !make_parents(path + 1) || chdir(target) < 0)
+	snprintf(path, sizeof path, "%s/", target + strspn(target, "/")); /* "/" alone has no parents */
+	if (chdir("/") < 0 || (*path != '/' && !make_parents(path)) || chdir(target) < 0)
 		return fail(target, strerror(errno)) + 1;
 	for (;;) {
 		if (!read_fully(block, BLOCK))
