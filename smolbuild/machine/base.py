@@ -1,7 +1,7 @@
 """The engine seam: what the rest of smolbuild knows of a virtual machine.
 
-``machine.qemu`` implements it with QEMU; ``machine.fake`` with nothing but memory, and both pass the same
-contract tests. All times are in seconds, all sizes in bytes unless a name says otherwise.
+``machine.qemu`` implements it with QEMU; ``machine.fake`` with nothing but memory, and both pass the
+same contract tests. All times are in seconds, all sizes in bytes unless a name says otherwise.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 class Disk:
     """A raw base and qcow2 overlays over it, lowest first. All are opened read-only and shared.
 
-    The engine puts its own fresh copy-on-write overlay on top of them in the machine's run directory.
+    The engine puts a fresh copy-on-write overlay on top of them in the machine's run directory.
     """
 
     base: Path
@@ -56,7 +56,7 @@ class BootSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Files of a saved machine. ``memory`` is raw guest RAM (sparse), ``state`` the device state."""
+    """A saved machine's files: ``memory`` is raw guest RAM (sparse), ``state`` the device state."""
 
     memory: Path
     state: Path
@@ -64,7 +64,7 @@ class Checkpoint:
     """The machine's own top overlay at the moment of the checkpoint (qcow2, 64 KiB clusters)."""
     contract: Contract
     agent_cursor: bytes
-    """Opaque bytes the host side needs to go on with the agent's open session in a restored machine."""
+    """Opaque bytes the host needs to go on with the agent's open session in a restored machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,8 @@ class RestoreSpec:
 class ExecRequest:
     """One execution in the guest.
 
-    ``exec_id`` names one execution for ever: asking again with the same id attaches to it or returns
-    its recorded result; the engine makes a fresh id when it is empty.
+    ``exec_id`` names one execution for ever: asking again with the same id attaches to it or
+    returns its recorded result; the engine makes a fresh id when it is empty.
     """
 
     argv: tuple[str, ...]
@@ -100,7 +100,7 @@ class ExecRequest:
     timeout: float = 60.0
     """After this the execution's whole process tree is killed."""
     keep: bool = False
-    """A service: return as soon as it is started; it lives on and its last output is kept (64 KiB)."""
+    """A service: return once it is started; it lives on and its last output is kept (64 KiB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +152,14 @@ class Machine(Protocol):
     id: str
     accelerator: str
     milestones: dict[str, float]
-    """Milliseconds since the request: ``spawned``, ``greeting``, ``loaded``, ``running``, ``agent``."""
+    """Milliseconds since the request: ``spawned``, ``greeting``, ``loaded``, ``running``,
+    ``agent``."""
 
     def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
-        """Run to its end (or start, with ``keep``), streaming output. A non-zero status is no error."""
+        """Run to its end (or start, with ``keep``), streaming output.
+
+        A non-zero status is no error.
+        """
 
     def service_status(self, exec_id: str) -> ExecResult | None:
         """Return how a kept execution ended, or None while it is alive."""
@@ -175,22 +179,31 @@ class Machine(Protocol):
         """Make one attempt of ``probe``; port, HTTP and file start no process in the guest."""
 
     def probe_until(self, probe: Probe, *, deadline: float, interval: float = 0.1) -> ProbeResult:
-        """Repeat a port, HTTP or file probe inside the agent until it passes or ``deadline`` seconds."""
+        """Repeat ``probe`` until it passes or ``deadline`` seconds passed; return the last result.
+
+        Port, HTTP and file probes are repeated inside the agent.
+        """
 
     def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> None:
-        """Set what the egress proxy of a ``none`` machine lets through from now on; None: nothing."""
+        """Set what the egress proxy of a ``none`` machine lets through now; None: nothing."""
 
     def egress(self) -> tuple[str, ...]:
-        """Return the ``host:port`` (or URL where visible) requests seen so far, denied ones marked."""
+        """Return the requests so far: ``host:port``, or the URL where visible.
+
+        What was denied begins with ``denied ``.
+        """
 
     def freshen(self, call: Freshen) -> Identity:
-        """Thaw, set the clock, stir entropy and force a reseed, set hostname and machine-id: one call."""
+        """Thaw, set the clock, reseed, set hostname and machine-id: one call."""
 
     def identity(self) -> Identity:
         """Return the machine's identity and 32 fresh random bytes."""
 
     def snapshot_disk(self) -> Path:
-        """Sync the guest's file system and start a new overlay; return the finished one (qcow2)."""
+        """Sync the guest's file system and start a new overlay; return the finished one (qcow2).
+
+        The file lies in the run directory: link or copy it before the machine is discarded.
+        """
 
     def checkpoint(self, directory: Path) -> Checkpoint:
         """Freeze the file systems, stop the machine and save it into ``directory``.
@@ -209,7 +222,7 @@ class Engine(Protocol):
     """Boots and restores machines."""
 
     def contract(self) -> Contract:
-        """Return what this host offers now (accelerator by functional probe, remembered per boot)."""
+        """Return what this host offers (accelerator by functional probe, remembered per boot)."""
 
     def boot(self, spec: BootSpec, *, timeout: float = 120.0) -> Machine:
         """Boot and return when the agent answers."""

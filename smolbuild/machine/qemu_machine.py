@@ -1,0 +1,336 @@
+"""A running QEMU machine."""
+
+import contextlib
+import errno
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from smolbuild.core.clock import Deadline
+from smolbuild.core.errors import MachineError
+from smolbuild.core.files import fsync_directory
+from smolbuild.machine.base import (
+    Checkpoint,
+    Contract,
+    ExecRequest,
+    ExecResult,
+    Freshen,
+    Identity,
+    OnOutput,
+    ProbeResult,
+    Shape,
+)
+from smolbuild.machine.channel import AgentChannel
+from smolbuild.machine.command import overlay_node
+from smolbuild.machine.egress import Egress
+from smolbuild.machine.launch import Process, milliseconds_since
+from smolbuild.machine.memory import save_sparse
+from smolbuild.machine.qcow2 import create_overlay
+from smolbuild.model.smolfile import Probe
+
+__all__ = ["Cursor", "QemuMachine"]
+
+_QMP_SECONDS = 30.0
+_SAVE_SECONDS = 300.0
+_FREEZE_SECONDS = 120.0
+_ENDING_SECONDS = 1.0
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
+_ACCEPTED_STATES = frozenset({"completed", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """What ``Checkpoint.agent_cursor`` holds: the agent session, and how the guest counts time."""
+
+    session: bytes
+    tsc_khz: int
+
+    def encode(self) -> bytes:
+        """Return the cursor as bytes; ``decode`` of them gives an equal value."""
+        return json.dumps({"session": self.session.hex(), "tscKhz": self.tsc_khz}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Parse and check a cursor.
+
+        Raises:
+            MachineError: it is none.
+
+        """
+        try:
+            value: dict[str, Any] = json.loads(data)
+            session, khz = bytes.fromhex(value["session"]), value["tscKhz"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise MachineError(
+                "the checkpoint's agent session is damaged or of another version of smolbuild",
+                hint="build the artifact again with this version",
+                code="damaged",
+            ) from error
+        if not isinstance(khz, int) or khz < 0:
+            raise MachineError("the checkpoint's clock frequency is damaged", code="damaged")
+        return cls(session=session, tsc_khz=khz)
+
+
+class QemuMachine:
+    """A guest in a QEMU process of its own; see ``machine.base.Machine`` for the contract."""
+
+    def __init__(
+        self,
+        *,
+        process: Process,
+        channel: AgentChannel,
+        egress: Egress,
+        contract: Contract,
+        tsc_khz: int,
+        shape: Shape,
+    ) -> None:
+        self.id = process.directory.id
+        self.accelerator = contract.accelerator
+        self.milestones = {"spawned": process.spawned}
+        self._process = process
+        self._channel = channel
+        self._egress = egress
+        self._contract = contract
+        self._tsc_khz = tsc_khz
+        self._shape = shape
+        self._lock = threading.RLock()
+        self._overlays = [process.directory.path / "disk0.qcow2"]
+        self._discarded = False
+
+    # starting
+
+    def await_boot(self, requested: float, deadline: Deadline) -> None:
+        """Wait for the agent of a booting guest.
+
+        ``requested`` is the monotonic time that milestones count from.
+
+        Raises:
+            MachineError: it did not answer by ``deadline``, or QEMU ended.
+
+        """
+        self._process.qmp.greet(deadline=deadline)
+        self.milestones["greeting"] = milliseconds_since(requested)
+        self._channel.hello(deadline.left())
+        self.milestones["agent"] = milliseconds_since(requested)
+
+    def await_restore(self, state: int, requested: float, deadline: Deadline) -> None:
+        """Load the device state from the descriptor ``state``, run, and wait for the agent.
+
+        Raises:
+            MachineError: the state does not load, or something took longer than ``deadline``.
+
+        """
+        qmp, milestones = self._process.qmp, self.milestones
+        qmp.greet(deadline=deadline)
+        milestones["greeting"] = milliseconds_since(requested)
+        # Sent at once, without waiting for each answer: QEMU runs them in this order.
+        capabilities = [
+            {"capability": name, "state": True} for name in ("events", "x-ignore-shared")
+        ]
+        sent = (
+            ("migrate-set-capabilities", {"capabilities": capabilities}, None),
+            ("getfd", {"fdname": "state"}, state),
+            ("migrate-incoming", {"uri": "fd:state"}, None),
+        )
+        numbers = [
+            (qmp.send(name, arguments, deadline=deadline, descriptor=descriptor), name)
+            for name, arguments, descriptor in sent
+        ]
+        for number, name in numbers:
+            qmp.result(number, name, deadline=deadline)
+        self._await_migration(deadline, "load")
+        milestones["loaded"] = milliseconds_since(requested)
+        qmp.command("cont", deadline=deadline)
+        milestones["running"] = milliseconds_since(requested)
+        self._channel.ping(max(deadline.left(), 0.001))
+        milestones["agent"] = milliseconds_since(requested)
+
+    # the guest
+
+    def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
+        """Run to its end (or start, with ``keep``), streaming output."""
+        with self._explained(f"execution of {request.argv[0] if request.argv else 'nothing'}"):
+            return self._channel.exec(request, on_output)
+
+    def service_status(self, exec_id: str) -> ExecResult | None:
+        """Return how a kept execution ended, or None while it is alive."""
+        with self._explained("service status"):
+            return self._channel.service_status(exec_id)
+
+    def service_output(self, exec_id: str) -> bytes:
+        """Return the last output (at most 64 KiB) of a kept execution."""
+        with self._explained("service output"):
+            return self._channel.service_output(exec_id)
+
+    def put(self, archive: Iterable[bytes], target: str, *, timeout: float) -> None:
+        """Unpack a tar stream below the guest directory ``target``."""
+        with self._explained(f"copy into {target}"):
+            self._channel.put(archive, target, timeout=timeout)
+
+    def get(self, path: str, *, timeout: float) -> Iterator[bytes]:
+        """Yield a tar stream of the guest path."""
+        with self._explained(f"copy of {path}"):
+            yield from self._channel.get(path, timeout=timeout)
+
+    def probe(
+        self, probe: Probe, *, timeout: float, env: tuple[tuple[str, str], ...] = ()
+    ) -> ProbeResult:
+        """Make one attempt of ``probe``."""
+        with self._explained("a probe"):
+            return self._channel.probe(probe, timeout=timeout, env=env)
+
+    def probe_until(self, probe: Probe, *, deadline: float, interval: float = 0.1) -> ProbeResult:
+        """Repeat ``probe`` inside the agent until it passes or ``deadline`` seconds passed."""
+        with self._explained("a probe"):
+            return self._channel.probe_until(probe, deadline=deadline, interval=interval)
+
+    def freshen(self, call: Freshen) -> Identity:
+        """Thaw, set the clock, stir entropy, set hostname and machine-id: one call."""
+        with self._explained("the fix-up"):
+            return self._channel.freshen(call)
+
+    def identity(self) -> Identity:
+        """Return the machine's identity and 32 fresh random bytes."""
+        with self._explained("the identity"):
+            return self._channel.identity()
+
+    # the network
+
+    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> None:
+        """Set what the egress proxy lets through from now on; None: nothing."""
+        self._egress.allow(hosts, cidrs)
+        with self._explained("the egress proxy"):
+            if hosts is None:
+                self._channel.disable_tunnels()
+            else:
+                self._channel.enable_tunnels()
+
+    def egress(self) -> tuple[str, ...]:
+        """Return the requests seen so far, denied ones marked."""
+        return self._egress.requests()
+
+    # disk and checkpoint
+
+    def snapshot_disk(self) -> Path:
+        """Sync the guest's file system and start a new overlay; return the finished one (qcow2).
+
+        The file lies in the machine's directory: link or copy it before the machine is discarded.
+        """
+        with self._lock, self._explained("the disk snapshot"):
+            self._channel.freeze(timeout=_FREEZE_SECONDS)
+            try:
+                return self._new_overlay()
+            finally:
+                self._channel.thaw()
+
+    def checkpoint(self, directory: Path) -> Checkpoint:
+        """Freeze the file systems, stop the machine and save it into ``directory``.
+
+        Raises:
+            HostError: no space left.
+            OSError: a file of the checkpoint exists or cannot be written.
+            MachineError: the guest does not freeze, or QEMU cannot save it.
+
+        """
+        with self._lock, self._explained("the checkpoint"):
+            self._channel.freeze(timeout=_FREEZE_SECONDS)
+            cursor = Cursor(session=self._channel.quiesce(), tsc_khz=self._tsc_khz)
+            saved = Checkpoint(
+                memory=directory / "memory",
+                state=directory / "state",
+                disk_overlay=directory / "disk.qcow2",
+                contract=self._contract,
+                agent_cursor=cursor.encode(),
+            )
+            self._process.qmp.command("stop", deadline=Deadline.after(_QMP_SECONDS))
+            self._save_state(saved.state)
+            save_sparse(self._process.directory.path / "memory", saved.memory)
+            _keep(self._overlays[-1], saved.disk_overlay)
+            fsync_directory(directory)
+            return saved
+
+    def console(self) -> str:
+        """Return the console's tail (at most 16 KiB)."""
+        return self._process.tail.console()
+
+    def discard(self) -> None:
+        """Kill QEMU and remove the run directory. Idempotent; never raises."""
+        with self._lock:
+            if self._discarded:
+                return
+            self._discarded = True
+        self._process.kill_engine()
+        self._channel.close()
+        self._egress.close()
+        self._process.kill()
+
+    def _new_overlay(self) -> Path:
+        finished = self._overlays[-1]
+        number = len(self._overlays)
+        path = self._process.directory.path / f"disk{number}.qcow2"
+        create_overlay(path, self._shape.disk_bytes)
+        deadline = Deadline.after(_QMP_SECONDS)
+        node = overlay_node(f"top{number}", path, read_only=False, backing=None)
+        self._process.qmp.command("blockdev-add", node, deadline=deadline)
+        self._process.qmp.command(
+            "blockdev-snapshot",
+            {"node": f"top{number - 1}", "overlay": f"top{number}"},
+            deadline=deadline,
+        )
+        self._overlays.append(path)
+        return finished
+
+    def _save_state(self, path: Path) -> None:
+        qmp, deadline = self._process.qmp, Deadline.after(_SAVE_SECONDS)
+        capabilities = [
+            {"capability": name, "state": True} for name in ("events", "x-ignore-shared")
+        ]
+        qmp.command("migrate-set-capabilities", {"capabilities": capabilities}, deadline=deadline)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            qmp.command("getfd", {"fdname": "state"}, deadline=deadline, descriptor=descriptor)
+            qmp.command("migrate", {"uri": "fd:state"}, deadline=deadline)
+            self._await_migration(deadline, "save")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _await_migration(self, deadline: Deadline, doing: str) -> None:
+        event = self._process.qmp.wait_event(
+            "MIGRATION",
+            deadline=deadline,
+            accept=lambda data: data.get("status") in _ACCEPTED_STATES,
+        )
+        if event.get("status") != "completed":
+            raise MachineError(f"QEMU could not {doing} the device state", code="damaged")
+
+    @contextlib.contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        if self._discarded:
+            raise MachineError(f"{doing}: the machine was discarded", code="machine-ended")
+        try:
+            yield
+        except MachineError as error:
+            if self._process.ended(within=_ENDING_SECONDS if _looks_dead(error) else 0.0):
+                raise self._process.explain(f"the machine ended during {doing}", error) from error
+            raise
+
+
+def _looks_dead(error: MachineError) -> bool:
+    return error.code in {"agent-gone", "machine-ended"}
+
+
+def _keep(overlay: Path, target: Path) -> None:
+    """Give a finished overlay a second, durable name that outlives the machine's directory."""
+    try:
+        target.hardlink_to(overlay)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        save_sparse(overlay, target)
+    with target.open("rb") as stream:
+        os.fsync(stream.fileno())

@@ -1,0 +1,135 @@
+"""One directory per running machine, which goes when its owner does.
+
+The owner holds the flock of the directory for as long as it lives; the kernel drops it with the
+process. A directory whose ``owner`` file exists and whose lock is free is left over, and is swept.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import select
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from smolbuild.core.files import remove_tree
+from smolbuild.core.home import Home
+
+__all__ = ["RunDirectory", "sweep"]
+
+_OWNER = "owner"
+_PROCESS = "process.json"
+_YOUNG_SECONDS = 60.0
+"""A directory without ``owner`` may be in the making; after this many seconds it is not."""
+_KILL_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The private directory (0700) of one machine, owned by this process until ``remove``."""
+
+    path: Path
+    lock: int
+    """Descriptor of the locked directory."""
+
+    @classmethod
+    def create(cls, home: Home) -> "RunDirectory":
+        """Make a directory with a random name and lock it.
+
+        Raises:
+            OSError: it cannot be made.
+
+        """
+        path = home.run / secrets.token_hex(6)
+        path.mkdir(mode=0o700)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Only after the lock is held: a sweep that sees this file and gets the lock may remove us.
+        (path / _OWNER).touch(mode=0o600)
+        return cls(path, lock)
+
+    @property
+    def id(self) -> str:
+        """The directory's name: 12 hex digits."""
+        return self.path.name
+
+    def record_process(self, pid: int) -> None:
+        """Note the engine process, so that a sweep can tell it from a stranger with its pid."""
+        record = {"pid": pid, "start": _start_time(pid)}
+        (self.path / _PROCESS).write_text(json.dumps(record), encoding="utf-8")
+
+    def remove(self) -> None:
+        """Remove the directory and let go of the lock. Idempotent; never raises."""
+        with contextlib.suppress(OSError):
+            remove_tree(self.path)
+        with contextlib.suppress(OSError):
+            os.close(self.lock)
+
+
+def sweep(home: Home) -> int:
+    """Remove the directories of machines whose owner is gone, and return how many there were.
+
+    An engine process that outlived its owner is killed, if pid, start time and command line are
+    still the recorded ones. Costs one directory listing when there is nothing to do. Idempotent,
+    and safe beside other sweeps and running machines.
+    """
+    swept = 0
+    for entry in os.scandir(home.run):
+        if entry.is_dir(follow_symlinks=False):
+            with contextlib.suppress(OSError):
+                swept += _sweep_one(Path(entry.path))
+    return swept
+
+
+def _sweep_one(path: Path) -> bool:
+    if not (path / _OWNER).exists() and time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
+        return False
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _kill_recorded(path)
+        remove_tree(path)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _kill_recorded(path: Path) -> None:
+    try:
+        record = json.loads((path / _PROCESS).read_bytes())
+        pid, start = int(record["pid"]), str(record["start"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if pid <= 1 or not start or not hasattr(os, "pidfd_open"):
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        handle = os.pidfd_open(pid)
+        try:
+            # Checked after the handle is open: what was checked is what gets the signal.
+            if _start_time(pid) == start and os.fsencode(path) in _command_line(pid):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                select.select([handle], [], [], _KILL_SECONDS)
+        finally:
+            os.close(handle)
+
+
+def _start_time(pid: int) -> str:
+    """Return the process's start in clock ticks since the host's boot; empty when unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    fields = stat[stat.rfind(")") + 1 :].split()
+    return fields[19] if len(fields) > 19 else ""
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
