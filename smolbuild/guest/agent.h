@@ -169,7 +169,17 @@ void tunnels_serve(void);
 void tunnels_reset(void);
 void tunnels_pause(bool paused);
 
+/* identity.c */
+enum identity { ID_HOSTNAME, ID_MACHINE, ID_BOOT, ID_DBUS };
+enum { UUID_SIZE = 37 };
+void read_line(const char *path, char *line, size_t size);
+bool identity_prepare(bool may_create);
+bool identity_prepared(void);
+bool identity_set(enum identity which, const char *value);
+bool new_uuid(char text[UUID_SIZE]);
+
 /* fixup.c */
+void fixup_prepare(void); /* before a checkpoint: what a fork's freshen needs is ready and open */
 void freshen_request(struct stream *s, struct reader *in);
 void identity_request(struct stream *s);
 void thaw_request(struct stream *s);

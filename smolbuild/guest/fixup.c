@@ -23,10 +23,10 @@
 #define RNDADDENTROPY _IOW('R', 0x03, int[2])
 #define RNDRESEEDCRNG _IO('R', 0x07)
 
-#define BOOT_ID "/proc/sys/kernel/random/boot_id"
-#define OUR_BOOT_ID "/run/smolbuild/boot_id"
-
 enum { ENTROPY = 64, SSH_HOST_KEYS = 1 };
+
+static bool frozen;          /* the root file system may be frozen */
+static int random_device = -1;
 
 static bool guest_only(struct stream *s)
 {
@@ -35,41 +35,38 @@ static bool guest_only(struct stream *s)
 	return is_guest;
 }
 
-static void read_line(const char *path, char *line, size_t size)
-{
-	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	ssize_t n = fd < 0 ? 0 : read(fd, line, size - 1);
-	line[n > 0 ? n : 0] = 0;
-	line[strcspn(line, "\n")] = 0;
-	if (fd >= 0)
-		close(fd);
-}
-
-static void identify(struct stream *s)
+/* What is not given is read, as any program of the guest would. */
+static void identify(struct stream *s, const char *machine_id, const char *boot_id)
 {
 	struct result out = { 0 };
 	struct timespec t;
 	char line[128];
 	uint8_t random[32];
-	read_line("/etc/machine-id", line, sizeof line);
-	add_text(&out, line);
-	read_line(BOOT_ID, line, sizeof line);
-	add_text(&out, line);
-	if (getrandom(random, sizeof random, GRND_NONBLOCK) != sizeof random) {
-		stream_result(s, C_SYSTEM, "the kernel has no randomness yet", NULL);
-		return;
+	if (!machine_id) {
+		read_line("/etc/machine-id", line, sizeof line);
+		machine_id = line;
 	}
-	add_bytes(&out, random, sizeof random);
-	clock_gettime(CLOCK_REALTIME, &t);
-	add_u64(&out, (uint64_t)t.tv_sec);
-	add_u32(&out, (uint32_t)t.tv_nsec);
-	stream_result(s, C_OK, NULL, &out);
+	add_text(&out, machine_id);
+	if (!boot_id) {
+		read_line("/proc/sys/kernel/random/boot_id", line, sizeof line);
+		boot_id = line;
+	}
+	add_text(&out, boot_id);
+	if (getrandom(random, sizeof random, GRND_NONBLOCK) == sizeof random) {
+		add_bytes(&out, random, sizeof random);
+		clock_gettime(CLOCK_REALTIME, &t);
+		add_u64(&out, (uint64_t)t.tv_sec);
+		add_u32(&out, (uint32_t)t.tv_nsec);
+		stream_result(s, C_OK, NULL, &out);
+	} else {
+		stream_result(s, C_SYSTEM, "the kernel has no randomness yet", NULL);
+	}
 	free(out.data);
 }
 
 void identity_request(struct stream *s)
 {
-	identify(s);
+	identify(s, NULL, NULL);
 }
 
 static int on_root(unsigned long what)
@@ -81,68 +78,37 @@ static int on_root(unsigned long what)
 	return done;
 }
 
-static int thaw(void)
+static bool thaw(void)
 {
-	return on_root(FITHAW) < 0 && errno != EINVAL ? -1 : 0; /* EINVAL: it was not frozen */
+	if (frozen && on_root(FITHAW) < 0 && errno != EINVAL) /* EINVAL: it was not frozen */
+		return false;
+	frozen = false;
+	return true;
 }
 
-static int stir(const uint8_t *bytes)
+static bool stir(const uint8_t *bytes)
 {
 	struct {
 		int bits, size;
 		uint8_t bytes[ENTROPY];
 	} pool = { ENTROPY * 8, ENTROPY, { 0 } };
 	memcpy(pool.bytes, bytes, ENTROPY);
-	int fd = open("/dev/urandom", O_WRONLY | O_CLOEXEC), done = -1;
-	if (fd >= 0 && ioctl(fd, RNDADDENTROPY, &pool) == 0)
-		done = ioctl(fd, RNDRESEEDCRNG);
-	if (fd >= 0)
-		close(fd);
+	if (random_device < 0)
+		random_device = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
+	bool done = random_device >= 0 && ioctl(random_device, RNDADDENTROPY, &pool) == 0 &&
+		ioctl(random_device, RNDRESEEDCRNG) == 0;
 	explicit_bzero(&pool, sizeof pool);
 	return done;
 }
 
-/* The kernel makes its boot id once; a file with a fresh one is mounted over it. */
-static int new_boot_id(void)
+void fixup_prepare(void)
 {
-	static bool mounted;
-	uint8_t b[16];
-	char text[40];
-	if (getrandom(b, sizeof b, GRND_NONBLOCK) != sizeof b)
-		return -1;
-	b[6] = (b[6] & 15) | 64;
-	b[8] = (b[8] & 63) | 128;
-	snprintf(text, sizeof text,
-		 "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x\n", b[0], b[1],
-		 b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
-		 b[15]);
-	if (!write_file(OUR_BOOT_ID, text, 0444))
-		return -1;
-	if (!mounted && mount(OUR_BOOT_ID, BOOT_ID, NULL, MS_BIND, NULL) < 0)
-		return -1;
-	mounted = true;
-	return 0;
-}
-
-static int name_machine(const char *hostname, const char *machine_id)
-{
-	char line[300];
-	struct stat st;
-	if (*hostname) {
-		snprintf(line, sizeof line, "%s\n", hostname);
-		if (sethostname(hostname, strlen(hostname)) < 0 ||
-		    !write_file("/etc/hostname", line, 0644))
-			return -1;
-	}
-	if (*machine_id) {
-		snprintf(line, sizeof line, "%s\n", machine_id);
-		if (!write_file("/etc/machine-id", line, 0444))
-			return -1;
-		if (lstat("/var/lib/dbus/machine-id", &st) == 0 && S_ISREG(st.st_mode) &&
-		    !write_file("/var/lib/dbus/machine-id", line, 0444))
-			return -1;
-	}
-	return 0;
+	if (!is_guest)
+		return;
+	if (random_device < 0)
+		random_device = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
+	if (!identity_prepare(!frozen))
+		say("identity files: %s", strerror(errno));
 }
 
 static int ssh_keygen(void *unused)
@@ -167,7 +133,7 @@ static void finish_freshen(struct job *job)
 		return;
 	}
 	job->stream = NULL;
-	identify(s);
+	identify(s, NULL, NULL);
 }
 
 static void begin_worker(struct stream *s, int (*work)(void *), void *argument, uint32_t timeout,
@@ -183,26 +149,30 @@ static void begin_worker(struct stream *s, int (*work)(void *), void *argument, 
 	job_attach(job, s);
 }
 
+/* The clock first, it is the older the longer it waits; programs that wait for the disk last. */
 static const char *freshen(const struct timespec *clock, const uint8_t *entropy,
-			   const char *hostname, const char *machine_id)
+			   const char *hostname, const char *machine_id, char boot_id[UUID_SIZE])
 {
-	if (thaw() < 0)
-		return "cannot thaw the file system";
 	if (clock_settime(CLOCK_REALTIME, clock) < 0)
 		return "cannot set the clock";
-	if (stir(entropy) < 0)
+	if (!stir(entropy))
 		return "cannot add entropy";
-	if (new_boot_id() < 0)
+	if (!identity_prepared() && !(thaw() && identity_prepare(true)))
+		return "cannot mount the identity files";
+	if (!new_uuid(boot_id) || !identity_set(ID_BOOT, boot_id))
 		return "cannot renew the boot id";
-	if (name_machine(hostname, machine_id) < 0)
-		return "cannot name the machine";
-	return NULL;
+	if (*hostname && (sethostname(hostname, strlen(hostname)) < 0 ||
+			  !identity_set(ID_HOSTNAME, hostname)))
+		return "cannot set the host name";
+	if (*machine_id && !identity_set(ID_MACHINE, machine_id))
+		return "cannot set the machine id";
+	return thaw() ? NULL : "cannot thaw the file system";
 }
 
 void freshen_request(struct stream *s, struct reader *in)
 {
 	struct timespec clock;
-	char why[300];
+	char why[300], boot_id[UUID_SIZE];
 	clock.tv_sec = (time_t)read_u64(in);
 	clock.tv_nsec = (long)read_u32(in);
 	const uint8_t *entropy = read_bytes(in, ENTROPY);
@@ -211,14 +181,14 @@ void freshen_request(struct stream *s, struct reader *in)
 	if (in->bad || clock.tv_nsec > 999999999) {
 		stream_result(s, C_BAD_REQUEST, "malformed freshen request", NULL);
 	} else if (guest_only(s)) {
-		const char *failed = freshen(&clock, entropy, hostname, machine_id);
+		const char *failed = freshen(&clock, entropy, hostname, machine_id, boot_id);
 		if (failed) {
 			snprintf(why, sizeof why, "%s: %s", failed, strerror(errno));
 			stream_result(s, C_SYSTEM, why, NULL);
 		} else if (regenerate & SSH_HOST_KEYS && access("/etc/ssh", F_OK) == 0) {
 			begin_worker(s, ssh_keygen, NULL, timeout, finish_freshen);
 		} else {
-			identify(s);
+			identify(s, *machine_id ? machine_id : NULL, boot_id);
 		}
 	}
 	free(hostname);
@@ -229,7 +199,8 @@ void thaw_request(struct stream *s)
 {
 	if (!guest_only(s))
 		return;
-	if (thaw() < 0)
+	frozen = true; /* whoever froze it */
+	if (!thaw())
 		stream_result(s, C_SYSTEM, strerror(errno), NULL);
 	else
 		stream_result(s, C_OK, NULL, NULL);
@@ -258,11 +229,13 @@ void worker_request(struct stream *s, struct reader *in, enum op op)
 {
 	uint32_t timeout = read_u32(in);
 	bool drop_caches = op == OP_SYNC && read_u8(in);
-	if (in->bad)
+	if (in->bad) {
 		stream_result(s, C_BAD_REQUEST, "malformed request", NULL);
-	else if (guest_only(s))
+	} else if (guest_only(s)) {
+		frozen |= op == OP_FREEZE;
 		begin_worker(s, op == OP_FREEZE ? freeze_work : sync_work, &drop_caches, timeout,
 			     job_finish_worker);
+	}
 }
 
 void shutdown_request(struct stream *s)

@@ -206,11 +206,18 @@ void port_poll(void)
 	port_slot = watch(port, events);
 }
 
+static void hung_up(void)
+{
+	if (!is_guest)
+		exit(0);
+	hung_until = now_ms() + 50;
+}
+
 void port_serve(void)
 {
 	short got = ready(port_slot);
 	if (got & POLLIN) {
-		ssize_t n;
+		ssize_t n = -1;
 		while (rx_len < sizeof rx &&
 		       (n = read(port, rx + rx_len, sizeof rx - rx_len)) > 0) {
 			rx_len += (size_t)n;
@@ -221,10 +228,10 @@ void port_serve(void)
 			if (unsent() >= TX_FULL)
 				break;
 		}
+		if (n == 0)
+			hung_up();
 	} else if (got & (POLLHUP | POLLERR | POLLNVAL)) {
-		if (!is_guest)
-			exit(0);
-		hung_until = now_ms() + 50;
+		hung_up();
 	}
 	tx_write();
 }

@@ -16,6 +16,7 @@ static void quiesce(struct stream *s)
 		return;
 	}
 	tunnels_pause(true);
+	fixup_prepare();
 	stream_result(s, C_OK, NULL, NULL);
 }
 
