@@ -231,7 +231,7 @@ class RegistryClient:
             if stop is not None:
                 stop.unwatch(session)
             with self._lock:
-                keep = not self._closed
+                keep = not self._closed and not session.aborted
                 if keep:
                     self._idle.append(session)
             if not keep:

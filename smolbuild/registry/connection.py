@@ -66,7 +66,9 @@ def read_small(response: requests.Response, limit: int, timeouts: Timeouts) -> b
 class Adapter(requests.adapters.HTTPAdapter):
     """An HTTP adapter that knows its open connections and bounds the wait for an answer's head."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.aborted = False
+        self._timeouts = timeouts
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         super().__init__(pool_connections=4, pool_maxsize=1, max_retries=0)
 
@@ -79,7 +81,8 @@ class Adapter(requests.adapters.HTTPAdapter):
         return connections
 
     def abort(self) -> None:
-        """Shut the open connections down, from any thread; their users get an error."""
+        """Shut the connections down for good, from any thread; their users get an error."""
+        self.aborted = True  # before looking at sockets: a connection just being made looks at it
         for connection in list(self._live):
             sock = getattr(connection, "sock", None)
             if isinstance(sock, socket.socket):
@@ -91,11 +94,30 @@ class Adapter(requests.adapters.HTTPAdapter):
         def tracked(*args: Any, **kwargs: Any) -> Any:
             connection = make(*args, **kwargs)
             connection.response_class = _BoundedResponse
+            self._bound_sending(connection)
             self._live.add(connection)
             return connection
 
         tracked.tracked = True  # type: ignore[attr-defined]
         return tracked
+
+    def _bound_sending(self, connection: Any) -> None:
+        # urllib3 would send the whole request under the limit for connecting, on a new connection
+        # as on a used one.
+        connect, request, limit = connection.connect, connection.request, self._timeouts.read
+
+        def bounded_connect() -> None:
+            connect()
+            connection.sock.settimeout(limit)
+            if self.aborted:
+                raise ConnectionAbortedError
+
+        def bounded_request(*args: Any, **kwargs: Any) -> None:
+            if connection.sock is not None:
+                connection.timeout = limit
+            request(*args, **kwargs)
+
+        connection.connect, connection.request = bounded_connect, bounded_request
 
 
 class _BoundedResponse(http.client.HTTPResponse):

@@ -161,15 +161,21 @@ def list_tags(session: "Session", repository: str) -> tuple[str, ...]:
 
 
 def pages(
-    session: "Session", url: str, *, scope: Scope, what: str, accept: str = "application/json"
+    session: "Session",
+    url: str,
+    *,
+    scope: Scope,
+    what: str,
+    accept: str = "application/json",
+    most: int = _MAX_PAGES,
 ) -> "Iterator[tuple[requests.Response, bytes]]":
     """Yield the answer for ``url`` and for each ``Link: <…>; rel="next"``, bodies at most 4 MiB.
 
     Raises:
-        VerificationError: a link leads to another host, or there are more than 1,000 pages.
+        VerificationError: a link leads to another host, or there are more than ``most`` pages.
 
     """
-    for _ in range(_MAX_PAGES):
+    for _ in range(most):
         response, data = fetch(session, url, accept=accept, scope=scope, what=what)
         yield response, data
         following = response.links.get("next", {}).get("url")
@@ -178,7 +184,7 @@ def pages(
         url = session.resolve(url, following)
         if not session.is_own(url):
             raise VerificationError(f"{what}: its next page is on another host", code="malformed")
-    raise VerificationError(f"{what}: more than {_MAX_PAGES:,} pages", code="malformed")
+    raise VerificationError(f"{what}: more than {most:,} pages", code="malformed")
 
 
 def fetch(

@@ -36,6 +36,7 @@ MAX_REFERRERS = 1000
 """More than this for one subject is refused rather than searched."""
 _NO_API = frozenset({400, 404, 405, 406, 501})
 _ROUNDS = 5
+_MAX_PAGES = 100
 
 
 def fallback_tag(digest: Digest) -> str:
@@ -97,7 +98,12 @@ def _from_api(
     url = session.endpoint.url(f"/v2/{repository}/referrers/{digest}{query}")
     found: list[Descriptor] = []
     for response, data in pages(
-        session, url, scope=pull_scope(repository), what=what, accept=INDEX_TYPE
+        session,
+        url,
+        scope=pull_scope(repository),
+        what=what,
+        accept=INDEX_TYPE,
+        most=_MAX_PAGES,
     ):
         if response.status_code in _NO_API:
             session.finish(response)

@@ -81,7 +81,7 @@ class Session(oras.provider.Registry):
             hostname=endpoint.host, insecure=endpoint.plain_http, tls_verify=endpoint.verify
         )
         self.endpoint = endpoint
-        self._adapter = Adapter()
+        self._adapter = Adapter(endpoint.timeouts)
         self.session.mount("http://", self._adapter)
         self.session.mount("https://", self._adapter)
         # An explicit no-op keeps requests from putting .netrc entries in place of our header.
@@ -100,8 +100,16 @@ class Session(oras.provider.Registry):
         self.session.close()
 
     def abort(self) -> None:
-        """Break the exchange under way in another thread; it ends there as a cut connection."""
+        """Break the exchange under way in another thread, and any that is tried after it.
+
+        There they end as cut connections. The session can only be closed then.
+        """
         self._adapter.abort()
+
+    @property
+    def aborted(self) -> bool:
+        """Whether ``abort`` was called."""
+        return self._adapter.aborted
 
     def do_request(
         self,

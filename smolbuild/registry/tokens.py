@@ -88,8 +88,9 @@ def parse_challenges(header: str) -> tuple[Challenge, ...]:
         if not any(start <= match.start(1) < end for start, end in quoted)
     ]
     challenges = []
-    for mark, following in zip(marks, [*marks[1:], None], strict=True):
-        part = header[mark.end() : following.start() if following else len(header)]
+    ends = [mark.start() for mark in marks[1:]] + [len(header)]
+    for mark, end in zip(marks, ends, strict=False):
+        part = header[mark.end() : end]
         parameters = {
             name.lower(): re.sub(r"\\(.)", r"\1", text) if text else bare
             for name, text, bare in _PARAMETER.findall(part)

@@ -151,6 +151,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: ThreadingHTTPServer
     timeout = 20
+    disable_nagle_algorithm = True  # else every answer waits 40 ms for a delayed acknowledgement
 
     @property
     def registry(self) -> FakeRegistry:
