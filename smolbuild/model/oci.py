@@ -130,13 +130,13 @@ def parse_json_object(
 
     """
     if len(data) > limit:
-        raise VerificationError(f"{what} has {len(data):,} bytes, more than the {limit:,} allowed")
+        _bad(what, f"it has {len(data):,} bytes, more than the {limit:,} allowed")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise VerificationError(f"{what} is not JSON: {error}") from error
+        raise VerificationError(f"{what} is not JSON: {error}", code="malformed") from error
     if not isinstance(value, dict):
-        raise VerificationError(f"{what} is not a JSON object")
+        _bad(what, "it is not a JSON object")
     return value
 
 
@@ -198,7 +198,7 @@ def parse_descriptor(value: object, what: str) -> Descriptor:
     try:
         parsed = parse_digest(digest)
     except ValueError as error:
-        raise VerificationError(f"{what}: {error}") from error
+        raise VerificationError(f"{what}: {error}", code="malformed") from error
     platform = value.get("platform")
     texts = (
         {k: v for k, v in platform.items() if isinstance(v, str)}
