@@ -133,7 +133,7 @@ def planned_steps(plan: Plan, cache: StepCache) -> tuple[PlannedStep, ...]:
             reason = "the whole artifact is there"
         elif is_cached:
             reason = "its disk is cached"
-        elif link > cached:
+        elif link > cached and plan.changes is not None:
             reason = f"{first_name} runs before it"
         else:
             reason = _why(plan, step.name)

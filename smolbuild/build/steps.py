@@ -125,15 +125,23 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
     if result.status == 0 and not result.timed_out:
         return
     lines = b"".join(last).decode("utf-8", "backslashreplace").splitlines()[-_TAIL_LINES:]
-    where = f"{smolfile.path.name}:{step.line}: " if step.line else ""
     ending = (
         f"did not end within {step.timeout:g} s and was killed"
         if result.timed_out
         else f"ended with status {result.status}"
     )
     raise BuildError(
-        f"{where}step {step.name} {ending}",
+        f"{_where(smolfile, step)}step {step.name} {ending}",
         hint="the steps before it are cached; mend this one and build again",
         code="step-timeout" if result.timed_out else "step-failed",
         details="\n".join(lines),
     )
+
+
+def _where(smolfile: Smolfile, step: Step) -> str:
+    """Return ``file:line: `` of the step's command, or nothing where the line is not known."""
+    for key in (f"{step.key}.run", step.key):
+        file, line = smolfile.where(key)
+        if line:
+            return f"{Path(file).name}:{line}: "
+    return ""

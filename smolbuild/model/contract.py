@@ -22,7 +22,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What a host must offer for a checkpoint to restore; exact values of the host that saved it."""
+    """What a host must offer for a checkpoint to restore: values of the host that saved it."""
 
     engine: str
     engine_version: str

@@ -129,7 +129,7 @@ def test_ls_inspect_and_a_foreign_reader(smolbuild, built):
             'run = "cat /srv/two.txt > /two"',
             'run = "echo last words; exit 9"',
             1,
-            ["step two", "status 9", "last words", "Smolfile:17"],
+            ["step two", "status 9", "last words", "Smolfile:19"],
         ),
         (
             'run = "cat /srv/two.txt > /two"',
