@@ -114,6 +114,8 @@ class AgentChannel:
                     _feed(stream, request.stdin, deadline)
                 fields = _consume(stream, on_output, deadline)
             except BaseException:
+                if stream.finished:  # another request attached to it, or the agent is gone
+                    raise
                 with contextlib.suppress(MachineError):
                     self.kill(exec_id, timeout=_KILL_SECONDS)
                 raise
