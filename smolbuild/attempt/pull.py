@@ -1,7 +1,6 @@
 """Pull an artifact by reference: verified from the signature down before anything is opened."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,6 @@ from smolbuild.core.events import Emit
 from smolbuild.core.files import require_space
 from smolbuild.model.artifact import decode_config
 from smolbuild.model.oci import (
-    ARTIFACT_TYPE,
-    CONFIG_TYPE,
     Descriptor,
     Manifest,
     parse_index,
@@ -21,7 +18,7 @@ from smolbuild.model.oci import (
 from smolbuild.model.reference import Reference
 from smolbuild.registry.client import RegistryClient
 from smolbuild.registry.transfer import pull_blobs
-from smolbuild.store.artifact import Artifact, choose_child, load_artifact
+from smolbuild.store.artifact import Artifact, choose_child, load_artifact, parse_machine
 from smolbuild.store.layout import Ingest, Store
 from smolbuild.trust.keys import PublicKey
 from smolbuild.trust.statement import SIGN_TYPE
@@ -115,9 +112,7 @@ def pull_artifact(
     evidence = RegistryEvidence(client, repository)
     signature, _ = verify_artifact(parsed.descriptor, child, evidence, keys)
     raw, _ = client.get_manifest(repository, child.digest)
-    manifest = parse_manifest(raw)
-    if manifest.config.media_type != CONFIG_TYPE:
-        raise VerificationError(f"{child.digest} has no smolbuild machine config")
+    manifest = parse_machine(raw)
     with store.lease():
         fetched = _pull(store, client, repository, [manifest.config], emit)
         decode_config(store.read(manifest.config.digest, limit=64 << 20))
@@ -126,9 +121,8 @@ def pull_artifact(
         store.add_bytes(top)
         for subject in (parsed.descriptor, child):
             _keep_signatures(store, client, repository, subject)
-        named = dataclasses.replace(parsed.descriptor, artifact_type=ARTIFACT_TYPE)
-        store.name(named, str(reference))
-        artifact = load_artifact(store, named)
+        store.name(parsed.descriptor, str(reference))
+        artifact = load_artifact(store, parsed.descriptor)
 
     return Pulled(artifact=artifact, signed_by=signature.key, bytes_pulled=fetched)
 

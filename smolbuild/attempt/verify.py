@@ -8,10 +8,10 @@ from smolbuild.build.sign import StoreEvidence
 from smolbuild.core.digest import Digest, digest_file
 from smolbuild.core.errors import VerificationError
 from smolbuild.model.artifact import decode_config
-from smolbuild.model.oci import CONFIG_TYPE, Descriptor, parse_index, parse_manifest
+from smolbuild.model.oci import Descriptor, parse_index
 from smolbuild.model.reference import Reference
 from smolbuild.registry.client import RegistryClient
-from smolbuild.store.artifact import choose_child, open_artifact
+from smolbuild.store.artifact import choose_child, open_artifact, parse_machine
 from smolbuild.store.layout import Store
 from smolbuild.trust.keys import PublicKey
 
@@ -71,9 +71,7 @@ def verify_remote(
     child = choose_child(index)
     evidence = RegistryEvidence(client, repository)
     signature, _ = verify_artifact(index.descriptor, child, evidence, keys)
-    manifest = parse_manifest(client.get_manifest(repository, child.digest)[0])
-    if manifest.config.media_type != CONFIG_TYPE:
-        raise VerificationError(f"{child.digest} has no smolbuild machine config")
+    manifest = parse_machine(client.get_manifest(repository, child.digest)[0])
     config = bytearray()
     client.pull_blob(repository, manifest.config, config.extend)
     decode_config(bytes(config))

@@ -10,7 +10,6 @@ from smolbuild.build.cache import StepCache
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.gate import Proof, prove_restore
 from smolbuild.build.pack import (
-    artifact_descriptor,
     encode_agent_cursor,
     pack_artifact,
     pack_streams,
@@ -162,7 +161,7 @@ def _build(
     with phases.phase("sign", "signing"):
         sign_artifact(context.store, artifact, signer, proofs, now=context.now())
         context.store.name(
-            artifact_descriptor(artifact), key_name(plan.key), last_name(plan.name), *names
+            artifact.index.descriptor, key_name(plan.key), last_name(plan.name), *names
         )
     return BuildResult(
         artifact=artifact,

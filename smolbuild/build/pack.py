@@ -142,7 +142,6 @@ def pack_artifact(store: Store, config: ArtifactConfig, layers: tuple[Descriptor
     contract = config.contract
     child = dataclasses.replace(
         describe(manifest, MANIFEST_TYPE),
-        artifact_type=ARTIFACT_TYPE,
         platform={
             "architecture": _GOARCH.get(contract.architecture, contract.architecture),
             "os": config.os,
@@ -157,20 +156,12 @@ def pack_artifact(store: Store, config: ArtifactConfig, layers: tuple[Descriptor
         {
             "schemaVersion": 2,
             "mediaType": INDEX_TYPE,
-            "artifactType": ARTIFACT_TYPE,
             "manifests": [child.to_json()],
-            "annotations": {**annotations, "com.smolbuild.key": config.key},
+            "annotations": {"com.smolbuild.key": config.key, **annotations},
         }
     )
     store.add_bytes(index)
-    return load_artifact(
-        store, dataclasses.replace(describe(index, INDEX_TYPE), artifact_type=ARTIFACT_TYPE)
-    )
-
-
-def artifact_descriptor(artifact: Artifact) -> Descriptor:
-    """Return the descriptor under which an artifact is named in a store."""
-    return dataclasses.replace(artifact.index.descriptor, artifact_type=ARTIFACT_TYPE)
+    return load_artifact(store, describe(index, INDEX_TYPE))
 
 
 def encode_agent_cursor(cursor: bytes) -> str:

@@ -7,7 +7,6 @@ from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.codec import encode
 from smolbuild.core.errors import UsageError, VerificationError
 from smolbuild.model.artifact import ArtifactConfig
-from smolbuild.model.oci import ARTIFACT_TYPE
 from smolbuild.store.artifact import load_artifact, open_artifact
 from smolbuild.store.layout import Store, is_internal
 from smolbuild.store.materialise import materialised_directory
@@ -24,7 +23,7 @@ def ls(*, as_json: bool) -> None:
     store = Store(place.store)
     rows: list[dict[str, object]] = []
     for name, entry in store.names().items():
-        if entry.artifact_type != ARTIFACT_TYPE or is_internal(name):
+        if is_internal(name):
             continue
         try:
             artifact = load_artifact(store, entry)

@@ -58,6 +58,7 @@ BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 """Registries refuse more (docker-registry: 4 MiB), so readers do too."""
 _MAX_CHILDREN = 100_000
+_GO_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +73,22 @@ class Descriptor:
     platform: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON object of this descriptor; empty members are left out."""
+        """Return the JSON object of this descriptor; empty members are left out.
+
+        Members come in the order of image-spec's Go types: skopeo writes an index anew when it
+        copies one, and refuses where its bytes are not the ones it read.
+        """
         value: dict[str, object] = {
             "mediaType": self.media_type,
             "digest": self.digest,
             "size": self.size,
         }
-        if self.artifact_type:
-            value["artifactType"] = self.artifact_type
+        if self.annotations:
+            value["annotations"] = dict(sorted(self.annotations.items()))
         if self.platform:
             value["platform"] = dict(self.platform)
-        if self.annotations:
-            value["annotations"] = dict(self.annotations)
+        if self.artifact_type:
+            value["artifactType"] = self.artifact_type
         return value
 
 
@@ -116,8 +121,12 @@ def describe(data: bytes, media_type: str) -> Descriptor:
 
 
 def encode_json(value: object) -> bytes:
-    """Return the bytes we write for manifests, configs and statements: compact, keys as given."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    """Return the bytes we write for manifests, configs and statements: compact, keys as given.
+
+    The characters that Go's encoder escapes are escaped, so that Go tools reproduce the bytes.
+    """
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.translate(_GO_ESCAPES).encode()
 
 
 def parse_json_object(

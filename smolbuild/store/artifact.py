@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from smolbuild.core.errors import UsageError, VerificationError
+from smolbuild.core.digest import Digest
+from smolbuild.core.errors import VerificationError
 from smolbuild.model.artifact import ArtifactConfig, decode_config
 from smolbuild.model.oci import (
     ARTIFACT_TYPE,
     CONFIG_TYPE,
+    MANIFEST_TYPE,
     Descriptor,
     Index,
     Manifest,
@@ -15,7 +17,7 @@ from smolbuild.model.oci import (
 )
 from smolbuild.store.layout import Store
 
-__all__ = ["Artifact", "choose_child", "load_artifact", "open_artifact"]
+__all__ = ["Artifact", "choose_child", "load_artifact", "open_artifact", "parse_machine"]
 
 _MAX_CONFIG = 64 * 1024 * 1024
 
@@ -30,24 +32,30 @@ class Artifact:
 
 
 def choose_child(index: Index) -> Descriptor:
-    """Return the descriptor of the machine manifest in ``index``.
+    """Return the descriptor of the machine manifest in ``index`` (see ``parse_machine``).
 
     Raises:
-        VerificationError: it is not a smolbuild artifact.
+        VerificationError: there is none.
 
     """
-    machines = [
-        child
-        for child in index.manifests
-        if ARTIFACT_TYPE in (child.artifact_type, index.artifact_type)
-    ]
+    machines = [child for child in index.manifests if child.media_type == MANIFEST_TYPE]
     if not machines:
-        raise VerificationError(
-            f"{index.descriptor.digest} is not a smolbuild artifact",
-            hint="an image becomes one with `image = …` in a Smolfile and `smolbuild build`",
-            code="not-an-artifact",
-        )
+        raise _not_an_artifact(index.descriptor.digest)
     return machines[0]
+
+
+def parse_machine(data: bytes) -> Manifest:
+    """Parse a machine manifest.
+
+    Raises:
+        VerificationError: malformed, or the manifest of something else than a machine.
+
+    """
+    manifest = parse_manifest(data)
+    # The type stands here and not in the index: skopeo drops it there and then refuses to copy.
+    if manifest.artifact_type != ARTIFACT_TYPE or manifest.config.media_type != CONFIG_TYPE:
+        raise _not_an_artifact(manifest.descriptor.digest)
+    return manifest
 
 
 def load_artifact(store: Store, descriptor: Descriptor) -> Artifact:
@@ -59,9 +67,7 @@ def load_artifact(store: Store, descriptor: Descriptor) -> Artifact:
     """
     index = parse_index(store.read(descriptor.digest))
     child = choose_child(index)
-    manifest = parse_manifest(store.read(child.digest))
-    if manifest.config.media_type != CONFIG_TYPE:
-        raise VerificationError(f"{child.digest} has no smolbuild machine config")
+    manifest = parse_machine(store.read(child.digest))
     config = decode_config(store.read(manifest.config.digest, limit=_MAX_CONFIG))
     return Artifact(index=index, manifest=manifest, config=config)
 
@@ -74,7 +80,12 @@ def open_artifact(store: Store, text: str) -> Artifact:
         VerificationError: as ``load_artifact``.
 
     """
-    descriptor = store.resolve(text)
-    if descriptor.artifact_type != ARTIFACT_TYPE and text.startswith("sha256-"):
-        raise UsageError(f"{text} names a list of referrers, not an artifact")
-    return load_artifact(store, descriptor)
+    return load_artifact(store, store.resolve(text))
+
+
+def _not_an_artifact(digest: Digest) -> VerificationError:
+    return VerificationError(
+        f"{digest} is not a smolbuild artifact",
+        hint="an image becomes one with `image = …` in a Smolfile and `smolbuild build`",
+        code="not-an-artifact",
+    )

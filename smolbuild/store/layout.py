@@ -236,7 +236,9 @@ class Store:
         wanted = text.rpartition("@")[2].removeprefix("sha256:")
         if len(wanted) >= 7 and set(wanted) <= set("0123456789abcdef"):
             found = {
-                d.digest: d for d in self.index().manifests if hex_of(d.digest).startswith(wanted)
+                entry.digest: entry
+                for name, entry in names.items()
+                if hex_of(entry.digest).startswith(wanted) and not name.startswith("sha256-")
             }
             if len(found) == 1:
                 return next(iter(found.values()))
@@ -258,7 +260,6 @@ class Store:
                     media_type=descriptor.media_type,
                     digest=descriptor.digest,
                     size=descriptor.size,
-                    artifact_type=descriptor.artifact_type,
                     annotations={REF_NAME: name},
                 )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import VerificationError
-from smolbuild.model.oci import ARTIFACT_TYPE, Descriptor
+from smolbuild.model.oci import Descriptor
 from smolbuild.store.artifact import load_artifact
 from smolbuild.store.collect import collect
 from smolbuild.store.layout import Store, is_internal
@@ -43,8 +43,6 @@ def _forget(store: Store, materialised: Path, entry: Descriptor) -> None:
 
 
 def _manifests(store: Store, entry: Descriptor) -> list[Digest]:
-    if entry.artifact_type != ARTIFACT_TYPE:
-        return []
     try:
         return [load_artifact(store, entry).manifest.descriptor.digest]
     except VerificationError:

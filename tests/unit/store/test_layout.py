@@ -6,7 +6,6 @@ import pytest
 from smolbuild.core.digest import digest_bytes
 from smolbuild.core.errors import UsageError, VerificationError
 from smolbuild.model.oci import (
-    ARTIFACT_TYPE,
     EMPTY,
     EMPTY_TYPE,
     INDEX_TYPE,
@@ -44,10 +43,7 @@ def put_artifact(store: Store, text: bytes) -> Descriptor:
         }
     )
     store.add_bytes(index)
-    made = describe(index, INDEX_TYPE)
-    return Descriptor(
-        media_type=made.media_type, digest=made.digest, size=made.size, artifact_type=ARTIFACT_TYPE
-    )
+    return describe(index, INDEX_TYPE)
 
 
 def put_referrer(store: Store, subject: Descriptor, text: bytes) -> Descriptor:
