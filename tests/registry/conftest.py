@@ -1,5 +1,6 @@
 """Registries and clients for the transport's tests."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def login(fake: FakeRegistry) -> Credentials:
 
 
 @pytest.fixture(scope="session")
-def real_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def real_registry() -> Iterator[str]:
     """Give the host of a real docker-registry on loopback; tests use repositories of their own."""
-    with docker_registry(Path(tmp_path_factory.mktemp("docker-registry"))) as host:
+    # Not pytest's own directory, which keeps the last three runs' megabytes.
+    with tempfile.TemporaryDirectory() as directory, docker_registry(Path(directory)) as host:
         yield host
