@@ -180,9 +180,9 @@ def test_a_refusal_carries_the_agents_words() -> None:
 
 @pytest.mark.parametrize("payload", [b"", u32(0), OK, OK + b"\1\0", u32(77) + text("?")])
 def test_truncated_results_are_errors(payload: bytes) -> None:
-    with talking_to(lambda frame: to(frame, FrameType.RESULT, payload)) as channel:
-        with pytest.raises(MachineError):
-            channel.identity()
+    answering = talking_to(lambda frame: to(frame, FrameType.RESULT, payload))
+    with answering as channel, pytest.raises(MachineError):
+        channel.identity()
 
 
 @settings(max_examples=40, deadline=None)
