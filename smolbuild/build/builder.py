@@ -26,7 +26,6 @@ from smolbuild.guest.initramfs import build_initramfs
 from smolbuild.guest.kernel import Kernel
 from smolbuild.machine.base import BootSpec, Checkpoint, Disk, Machine
 from smolbuild.machine.health import (
-    HealthReport,
     await_ready,
     check_health,
     merge_env,
@@ -36,6 +35,7 @@ from smolbuild.machine.health import (
 from smolbuild.machine.rundir import RunDirectory
 from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
 from smolbuild.model.contract import Shape
+from smolbuild.model.smolfile import Service
 from smolbuild.source.base_disk import BaseDisk, prepare_base
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
 from smolbuild.store.artifact import Artifact, load_artifact
@@ -142,9 +142,9 @@ def _build(
         )
         machine, overlays = _set_up(context, plan, parts, cache, phases)
         try:
-            results, checkpoint = _freeze(plan, machine, work.path, phases)
+            frozen = _freeze(context, plan, machine, work.path, phases)
             with phases.phase("pack", "packing disk and memory"):
-                artifact = _pack(context, plan, parts, overlays, checkpoint, results)
+                artifact = _pack(context, plan, parts, overlays, frozen)
         finally:
             machine.discard()
         with phases.phase("proof", "restoring two forks from the packed bytes"):
@@ -247,7 +247,18 @@ def _set_up(
     return machine, overlays
 
 
-def _freeze(plan: Plan, machine: Machine, work: Path, phases: Phases) -> tuple[Results, Checkpoint]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frozen:
+    """A saved machine: what was seen before, and the services that are alive in it."""
+
+    checkpoint: Checkpoint
+    results: Results
+    services: tuple[Service, ...]
+
+
+def _freeze(
+    context: BuildContext, plan: Plan, machine: Machine, work: Path, phases: Phases
+) -> _Frozen:
     """Start the services, wait for health, probe once more and save the machine."""
     run = _service_run(plan)
     network = plan.smolfile.network
@@ -257,7 +268,8 @@ def _freeze(plan: Plan, machine: Machine, work: Path, phases: Phases) -> tuple[R
     with phases.phase("ready", f"starting {len(plan.services)} services"):
         for service in plan.services:
             start_service(machine, service, run)
-            ready[service.name] = await_ready(machine, service, run)
+            if not plan.implied_main:
+                ready[service.name] = await_ready(machine, service, run)
     report = None
     health = plan.smolfile.health
     if health is not None:
@@ -265,24 +277,40 @@ def _freeze(plan: Plan, machine: Machine, work: Path, phases: Phases) -> tuple[R
             report = check_health(machine, health, run, plan.services)
     with phases.phase("checkpoint", "checkpoint"):
         # Whoever was healthy may have died since; what is frozen must be alive (once, no retries).
-        _probe_again(plan, machine, run, report)
+        services = _probe_again(context, plan, machine, run)
         checkpoint = machine.checkpoint(work)
-    return Results(health=report.detail if report else "", ready_ms=ready), checkpoint
+    return _Frozen(
+        checkpoint=checkpoint,
+        results=Results(health=report.detail if report else "", ready_ms=ready),
+        services=services,
+    )
 
 
-def _probe_again(plan: Plan, machine: Machine, run: RunConfig, report: HealthReport | None) -> None:
+def _probe_again(
+    context: BuildContext, plan: Plan, machine: Machine, run: RunConfig
+) -> tuple[Service, ...]:
+    """Return the services that are alive; one that ended is an error, but for an image's shell."""
+    alive = []
     for service in plan.services:
         ended = machine.service_status(f"service:{service.name}")
-        if ended is not None:
+        if ended is None:
+            alive.append(service)
+        elif plan.implied_main and ended.status == 0:
+            # The CMD of many images is a shell, which ends at once when nobody types.
+            text = f"the image's command ({service.run}) has ended: it is not in the checkpoint"
+            context.emit(Message(level="info", text=text))
+        else:
             raise HealthError(
                 f"service {service.name} ended with status {ended.status} before the checkpoint",
+                hint="a service must stay in the foreground",
                 code="service-ended",
                 details=tail(machine.service_output(f"service:{service.name}")),
             )
     health = plan.smolfile.health
-    if report is not None and health is not None:
+    if health is not None:
         once = dataclasses.replace(health, retries=1, startup_grace=0.0)
         check_health(machine, once, run, plan.services)
+    return tuple(alive)
 
 
 def _service_run(plan: Plan) -> RunConfig:
@@ -295,9 +323,9 @@ def _pack(
     plan: Plan,
     parts: _Parts,
     overlays: Sequence[tuple[str, Path]],
-    checkpoint: Checkpoint,
-    results: Results,
+    frozen: _Frozen,
 ) -> Artifact:
+    checkpoint = frozen.checkpoint
     streams = pack_streams(
         context.store,
         base=parts.base.path,
@@ -327,9 +355,9 @@ def _pack(
         initrd=streams.initrd,
         run=_service_run(plan),
         network=plan.smolfile.network,
-        services=tuple(dataclasses.replace(service, line=0, key="") for service in plan.services),
+        services=tuple(dataclasses.replace(service, line=0, key="") for service in frozen.services),
         health=plan.smolfile.health,
         restore=plan.smolfile.restore,
-        results=results,
+        results=frozen.results,
     )
     return pack_artifact(context.store, config, streams.layers)

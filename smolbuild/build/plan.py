@@ -48,6 +48,8 @@ class Plan:
     """Keys of the disk after the copies and after each step."""
     run: RunConfig
     services: tuple[Service, ...]
+    implied_main: bool
+    """Whether the only service is the image's own command, which nobody asked for by name."""
     shape: Shape
     existing: Descriptor | None
     """The local artifact that has this key already."""
@@ -111,6 +113,7 @@ def make_plan(
         chain=step_chain(inputs),
         run=run,
         services=services_of(smolfile, run),
+        implied_main=not smolfile.services and (smolfile.entrypoint, smolfile.cmd) == (None, None),
         shape=Shape(
             cpus=smolfile.cpus,
             memory_mib=smolfile.memory,
