@@ -24,4 +24,4 @@ def test_one_gibibyte_up_and_down_within_200_mib():
     seen = json.loads(done.stdout)
     assert seen["sent"] == seen["pulled"] == BLOBS * SIZE
     assert seen["received"] == 2 * BLOBS * SIZE
-    assert seen["peak"] < 200 * MIB
+    assert 20 * MIB < seen["peak"] < 200 * MIB
