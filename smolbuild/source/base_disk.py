@@ -8,6 +8,8 @@ need the same one wait for each other and share it.
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from smolbuild.core.files import (
     file_lock,
     fsync_directory,
     private_directory,
-    remove_tree,
+    try_lock,
     write_atomic,
 )
 from smolbuild.model.lock import Lock, LockedDebian, LockedImage
@@ -211,9 +213,8 @@ def _make(
 ) -> None:
     started = time.monotonic()
     emit(PhaseStarted(phase="base", text=f"base {_title(smolfile)}"))
-    staging = directory.with_name(f".tmp-{directory.name}")
-    remove_tree(staging)  # what a crash left; the lock says that nobody uses it
-    private_directory(staging)
+    _sweep(directory)
+    staging = Path(tempfile.mkdtemp(prefix=f".tmp-{directory.name}-", dir=directory.parent))
     try:
         with contextlib.ExitStack() as resources:
             tree = _tree(smolfile, lock, identity, staging, cache, resources, fetcher, emit)
@@ -231,9 +232,22 @@ def _make(
         staging.rename(directory)
         fsync_directory(directory.parent)
     finally:
-        remove_tree(staging)
+        # A killed installation may write for a moment longer; what stays is swept later.
+        shutil.rmtree(staging, ignore_errors=True)
     seconds = time.monotonic() - started
     emit(PhaseFinished(phase="base", text=f"root disk {disk.digest[:19]}", seconds=seconds))
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what crashed builds left in the cache; the caller holds the lock of ``directory``."""
+    for path in directory.parent.glob(".tmp-*"):
+        key = path.name.split("-")[1]
+        if key == directory.name:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        with try_lock(directory.parent / f".{key}.lock") as free:
+            if free:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _tree(

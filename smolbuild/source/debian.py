@@ -257,12 +257,27 @@ def _mode() -> str:
     )
 
 
+def _wrapper(mode: str) -> tuple[str, ...]:
+    """Return what runs mmdebstrap so that it can leave nothing behind.
+
+    As root its mounts would be the host's and its children would outlive it: in namespaces of its
+    own both end with it, also after kill -9. Without root it makes its own.
+    """
+    if mode == "fakechroot":
+        return ("fakechroot", "fakeroot")
+    if mode == "root":
+        own = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        if run([*own, "true"], timeout=_PROBE_TIMEOUT).status == 0:
+            return own
+    return ()
+
+
 def _mmdebstrap(
     lock: LockedDebian, mode: str, uri: str, epoch: int, work: Path, tar: IO[bytes], emit: Emit
 ) -> None:
     names = [package.name for package in lock.packages]
     argv = [
-        *(["fakechroot", "fakeroot"] if mode == "fakechroot" else []),
+        *_wrapper(mode),
         "mmdebstrap",
         f"--mode={mode}",
         "--format=tar",
@@ -271,8 +286,7 @@ def _mmdebstrap(
         '--aptopt=Acquire::http::Proxy "DIRECT"',
         '--aptopt=Acquire::http::Pipeline-Depth "0"',
         '--aptopt=Acquire::Languages "none"',
-        "--dpkgopt=force-confdef",
-        "--dpkgopt=force-confold",
+        "--dpkgopt=force-unsafe-io",
         f"--include={','.join(names)}",
         f"--setup-hook={_SETUP_HOOK}",
         lock.suite,

@@ -27,6 +27,7 @@ _REMOVED = (
     b"etc/hostname",  # a copy of the host's, like the next
     b"etc/resolv.conf",
     b"etc/apt/apt.conf.d/99mmdebstrap",
+    b"etc/dpkg/dpkg.cfg.d/99mmdebstrap",
     b"etc/apt/sources.list.d/0000sources.list",
     b"etc/postgresql-common/createcluster.d/smolbuild.conf",
     b"etc/ssl/certs/ssl-cert-snakeoil.pem",

@@ -7,15 +7,11 @@ import random
 import shutil
 import stat
 import subprocess
-import sys
 import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "unit/source"))
-
 from source_trees import LayoutWriter, directory, entry, hardlink, make_tar, symlink
 
 from smolbuild.core.events import silent

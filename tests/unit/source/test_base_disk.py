@@ -11,6 +11,7 @@ from source_trees import LayoutWriter, directory, entry, fsck, make_tar
 
 from smolbuild.core.errors import BuildError, UsageError, VerificationError
 from smolbuild.core.events import PhaseFinished, PhaseStarted, silent
+from smolbuild.core.files import try_lock
 from smolbuild.model.lock import Lock, LockedDebian, LockedImage
 from smolbuild.model.smolfile import Base, Smolfile
 from smolbuild.source import base_disk
@@ -142,13 +143,20 @@ def test_a_failure_leaves_nothing_and_the_next_build_works(project, tmp_path, mo
 def test_what_a_crash_left_is_not_taken_for_a_disk(project, tmp_path):
     cache = tmp_path / "cache"
     disk = _prepare(_smolfile(project), cache)
-    staging = disk.path.parent.with_name(f".tmp-{disk.path.parent.name}")
-    os.rename(disk.path.parent, staging)  # noqa: PTH104
+    name = disk.path.parent.name
+    staging = disk.path.parent.with_name(f".tmp-{name}-x")
+    disk.path.parent.rename(staging)
     (staging / "root.img").write_bytes(b"torn")
-    again = _prepare(_smolfile(project), cache)
+    abandoned, busy = cache / f"base/.tmp-{'a' * 64}-x", cache / f"base/.tmp-{'b' * 64}-x"
+    abandoned.mkdir()
+    busy.mkdir()
+    with try_lock(cache / f"base/.{'b' * 64}.lock"):
+        again = _prepare(_smolfile(project), cache)
     assert again == disk
     assert digest_disk(again.path) == again.digest
     assert not staging.exists()
+    assert not abandoned.exists()
+    assert busy.exists(), "another build is making that one"
 
 
 def test_an_image_that_changes_is_another_base(project, tmp_path):
