@@ -209,8 +209,8 @@ def _run_rom(accelerator: str, cpu_model: str) -> int | str:
             done = run(
                 (
                     PROGRAM, "-nodefaults", "-no-user-config", "-display", "none",
-                    "-M", "microvm,x-option-roms=off", "-accel", accelerator, "-cpu", cpu_option(accelerator, cpu_model),
-                    "-m", "16", "-bios", rom.name,
+                    "-M", "microvm,x-option-roms=off", "-accel", accelerator,
+                    "-cpu", cpu_option(accelerator, cpu_model), "-m", "16", "-bios", rom.name,
                     "-chardev", "stdio,id=out", "-device", "isa-debugcon,iobase=0xe9,chardev=out",
                     "-device", "isa-debug-exit,iobase=0xf4,iosize=4",
                 ),

@@ -1,7 +1,7 @@
 """The engine seam: what the rest of smolbuild knows of a virtual machine.
 
-``machine.qemu`` implements it with QEMU; ``machine.fake`` with nothing but memory, and both pass the
-same contract tests. All times are in seconds, all sizes in bytes unless a name says otherwise.
+``machine.qemu`` implements it with QEMU; ``machine.fake`` with nothing but memory, and both pass
+the same contract tests. All times are in seconds, all sizes in bytes unless a name says otherwise.
 """
 
 from collections.abc import Callable, Iterable

@@ -104,7 +104,7 @@ def command(launch: Launch, descriptors: Descriptors) -> tuple[str, ...]:
 
 
 def cpu_option(accelerator: str, cpu_model: str) -> str:
-    """Return the value of ``-cpu``: hardware must have all of the model, or a restore could fail."""
+    """Return the value of ``-cpu``: hardware must have all of the model, or a restore may fail."""
     return cpu_model if accelerator == "tcg" else f"{cpu_model},enforce=on"
 
 

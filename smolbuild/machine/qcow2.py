@@ -56,11 +56,11 @@ def create_overlay(path: Path, size: int) -> None:
     Layout: header, refcount table, one refcount block, L1 table, one cluster each or more.
 
     Raises:
-        ValueError: the size is not positive or over 16 TiB.
+        ValueError: the size is no positive multiple of 512, or over 16 TiB.
         OSError: the file exists or cannot be written.
 
     """
-    if not 0 < size <= _MAX_SIZE:
+    if not 0 < size <= _MAX_SIZE or size % 512:
         raise ValueError(f"a disk cannot have {size} bytes")
     l1_entries = _l1_entries(size, CLUSTER)
     used = 3 + -(-l1_entries * 8 // CLUSTER)

@@ -144,7 +144,7 @@ class Qmp:
         deadline: Deadline,
         accept: Callable[[QmpEvent], bool] = lambda _: True,
     ) -> QmpEvent:
-        """Return the data of the first event ``name`` that ``accept`` takes, already seen or to come.
+        """Return the data of the first event ``name`` that ``accept`` takes, seen or to come.
 
         Older events of that name that it does not take are dropped, others are kept.
 

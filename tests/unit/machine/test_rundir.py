@@ -1,0 +1,110 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smolbuild.core.home import Home
+from smolbuild.machine.rundir import RunDirectory, sweep
+
+OWNER = """
+import sys
+from pathlib import Path
+from smolbuild.core.home import Home
+from smolbuild.machine.rundir import RunDirectory
+made = RunDirectory.create(Home(Path(sys.argv[1])))
+if len(sys.argv) > 2:
+    made.record_process(int(sys.argv[2]))
+print(made.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def owner(home):
+    """Give a function that starts a process which owns a directory, and returns both."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(home.root), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process, home.run / Path(process.stdout.readline().strip()).name
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_directory_lives_as_long_as_its_owner(home, owner):
+    process, path = owner()
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert sweep(home) == 0
+    assert path.is_dir()
+    process.kill()
+    process.wait()
+    assert sweep(home) == 1
+    assert not path.exists()
+    assert sweep(home) == 0
+
+
+def test_our_own_directory_is_not_swept_and_goes_once(home):
+    made = RunDirectory.create(home)
+    assert sweep(home) == 0
+    made.remove()
+    made.remove()
+    assert list(home.run.iterdir()) == []
+
+
+def test_a_directory_in_the_making_is_left_alone(home):
+    young = home.run / "a1b2c3d4e5f6"
+    young.mkdir()
+    assert sweep(home) == 0
+    os.utime(young, (1, 1))
+    assert sweep(home) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("matches", [True, False])
+def test_only_the_recorded_process_is_killed(home, owner, matches):
+    process, path = owner()
+    name = str(path) if matches else "something else"
+    left = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", name],
+                            stdin=subprocess.PIPE)  # fmt: skip
+    try:
+        start = Path(f"/proc/{left.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        (path / "process.json").write_text(json.dumps({"pid": left.pid, "start": start}))
+        process.kill()
+        process.wait()
+        assert sweep(home) == 1
+        if matches:
+            assert left.wait(timeout=10) == -9
+        else:
+            assert left.poll() is None
+    finally:
+        left.kill()
+        left.communicate()
+
+
+@pytest.mark.parametrize(
+    "record", ["", "[]", "{}", '{"pid": "x", "start": "1"}', '{"pid": 1, "start": "1"}',
+               '{"pid": -1, "start": "1"}', '{"pid": 99999999, "start": "1"}']
+)  # fmt: skip
+def test_a_damaged_record_harms_nobody(home, owner, record):
+    process, path = owner()
+    (path / "process.json").write_text(record)
+    process.kill()
+    process.wait()
+    assert sweep(home) == 1
