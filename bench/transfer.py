@@ -96,7 +96,15 @@ def command(
         return [sys.executable, __file__, "--threads", str(threads), *worker]
     remote, local = f"docker://{host}/{repository}:v1", f"oci:{layout}:v1"
     if action == "push":
-        return ["skopeo", "copy", "-q", "--dest-tls-verify=false", local, remote]
+        return [
+            "skopeo",
+            "copy",
+            "-q",
+            "--preserve-digests",
+            "--dest-tls-verify=false",
+            local,
+            remote,
+        ]
     return ["skopeo", "copy", "-q", "--src-tls-verify=false", remote, f"oci:{target}:v1"]
 
 
