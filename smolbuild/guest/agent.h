@@ -57,9 +57,10 @@ struct reader {
 	size_t left;
 	bool bad;
 };
-struct result {
+struct result { /* starts as zeros; small ones need no allocation, which a cold fork pays for */
 	uint8_t *data;
 	size_t len, size;
+	uint8_t small[256];
 };
 void port_open(int fd);
 void port_poll(void);
@@ -72,11 +73,13 @@ uint32_t read_u32(struct reader *in);
 uint64_t read_u64(struct reader *in);
 const uint8_t *read_bytes(struct reader *in, size_t len);
 char *read_text(struct reader *in, size_t max); /* fresh, without NUL inside; NULL and bad else */
+bool read_into(struct reader *in, char *text, size_t size); /* the same, without an allocation */
 void add_u8(struct result *out, uint8_t value);
 void add_u32(struct result *out, uint32_t value);
 void add_u64(struct result *out, uint64_t value);
 void add_bytes(struct result *out, const void *data, size_t len);
 void add_text(struct result *out, const char *text);
+void result_free(struct result *out);
 
 /* stream.c: what a request or a tunnel owns of the connection */
 struct stream;

@@ -211,6 +211,18 @@ static int find_port(void)
 	return found;
 }
 
+/* What programs expect of any machine, and images for containers leave to their runtime. */
+static void missing_files(void)
+{
+	struct stat st;
+	if (access("/etc/machine-id", F_OK) < 0)
+		write_file("/etc/machine-id", "", 0444);
+	if (access("/etc/hostname", F_OK) < 0)
+		write_file("/etc/hostname", "", 0644);
+	if (stat("/etc/hosts", &st) < 0 || (S_ISREG(st.st_mode) && st.st_size == 0))
+		write_file("/etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n", 0644);
+}
+
 static void host_name(void)
 {
 	char line[1024] = "", *name = NULL, *save;
@@ -234,6 +246,8 @@ int boot(void)
 	mount_root();
 	switch_root();
 	mount_kernel();
+	mkdir("/etc", 0755);
+	missing_files();
 	host_name();
 	network();
 	reboot(RB_DISABLE_CAD);

@@ -67,7 +67,7 @@ static void answer(struct stream *s, const struct record *record, enum how how, 
 	add_u8(&out, record->timed_out);
 	add_u32(&out, (uint32_t)record->status);
 	stream_result(s, C_OK, NULL, &out);
-	free(out.data);
+	result_free(&out);
 }
 
 static void finish(struct job *job)

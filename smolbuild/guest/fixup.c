@@ -7,7 +7,6 @@
 #include <glob.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -61,7 +60,7 @@ static void identify(struct stream *s, const char *machine_id, const char *boot_
 	} else {
 		stream_result(s, C_SYSTEM, "the kernel has no randomness yet", NULL);
 	}
-	free(out.data);
+	result_free(&out);
 }
 
 void identity_request(struct stream *s)
@@ -172,11 +171,12 @@ static const char *freshen(const struct timespec *clock, const uint8_t *entropy,
 void freshen_request(struct stream *s, struct reader *in)
 {
 	struct timespec clock;
-	char why[300], boot_id[UUID_SIZE];
+	char why[300], boot_id[UUID_SIZE], hostname[65], machine_id[33];
 	clock.tv_sec = (time_t)read_u64(in);
 	clock.tv_nsec = (long)read_u32(in);
 	const uint8_t *entropy = read_bytes(in, ENTROPY);
-	char *hostname = read_text(in, 64), *machine_id = read_text(in, 32);
+	read_into(in, hostname, sizeof hostname);
+	read_into(in, machine_id, sizeof machine_id);
 	uint32_t regenerate = read_u32(in), timeout = read_u32(in);
 	if (in->bad || clock.tv_nsec > 999999999) {
 		stream_result(s, C_BAD_REQUEST, "malformed freshen request", NULL);
@@ -191,8 +191,6 @@ void freshen_request(struct stream *s, struct reader *in)
 			identify(s, *machine_id ? machine_id : NULL, boot_id);
 		}
 	}
-	free(hostname);
-	free(machine_id);
 }
 
 void thaw_request(struct stream *s)

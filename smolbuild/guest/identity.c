@@ -1,7 +1,7 @@
 /*
  * The files that tell machines apart. Each is a file in memory, mounted over its place before a
- * checkpoint: a fork then renews it with one write to an open descriptor, where a write to the disk
- * costs a cold, emulated kernel tens of milliseconds. The image's own files stay as they were.
+ * checkpoint and mapped: a fork then renews it with a few stores, where a write to the disk costs a
+ * cold, emulated kernel tens of milliseconds. The image's own files stay as they were.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -10,23 +10,25 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINE = 130 };
+enum { LINE = 130, PAGE = 4096 };
 
 static struct place {
 	const char *source, *target;
 	bool optional; /* only where the image has it, as a file of its own */
 	int fd;
-	size_t len;
+	char *page;
 } places[] = {
-	[ID_HOSTNAME] = { "/run/smolbuild/hostname", "/etc/hostname", false, -1, 0 },
-	[ID_MACHINE] = { "/run/smolbuild/machine-id", "/etc/machine-id", false, -1, 0 },
-	[ID_BOOT] = { "/run/smolbuild/boot_id", "/proc/sys/kernel/random/boot_id", false, -1, 0 },
-	[ID_DBUS] = { "/run/smolbuild/dbus-machine-id", "/var/lib/dbus/machine-id", true, -1, 0 },
+	[ID_HOSTNAME] = { "/run/smolbuild/hostname", "/etc/hostname", false, -1, NULL },
+	[ID_MACHINE] = { "/run/smolbuild/machine-id", "/etc/machine-id", false, -1, NULL },
+	[ID_BOOT] = { "/run/smolbuild/boot_id", "/proc/sys/kernel/random/boot_id", false, -1,
+		     NULL },
+	[ID_DBUS] = { "/run/smolbuild/dbus-machine-id", "/var/lib/dbus/machine-id", true, -1, NULL },
 };
 
 void read_line(const char *path, char *line, size_t size)
@@ -60,9 +62,18 @@ static bool prepare(struct place *p, bool may_create)
 		return false;
 	if (mount(p->source, p->target, NULL, MS_BIND, NULL) < 0)
 		return false;
-	p->fd = open(p->source, O_RDWR | O_CLOEXEC);
-	p->len = strlen(line);
-	return p->fd >= 0;
+	int fd = open(p->source, O_RDWR | O_CLOEXEC);
+	void *page = fd < 0 ? MAP_FAILED :
+		mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+	if (page == MAP_FAILED) {
+		if (fd >= 0)
+			close(fd);
+		return false;
+	}
+	p->fd = fd;
+	p->page = page;
+	memcpy(p->page, line, strlen(line)); /* so that the page is mapped for writing already */
+	return true;
 }
 
 /* Idempotent. Changes no content: whoever reads a file sees what was there. */
@@ -82,11 +93,11 @@ bool identity_prepared(void)
 
 static bool put(struct place *p, const char *line, size_t len)
 {
-	if (pwrite(p->fd, line, len, 0) != (ssize_t)len)
+	/* A program may have cut the file; a store beyond its end would be the end of process 1. */
+	struct stat st;
+	if (fstat(p->fd, &st) < 0 || ((size_t)st.st_size != len && ftruncate(p->fd, (off_t)len) < 0))
 		return false;
-	if (len < p->len && ftruncate(p->fd, (off_t)len) < 0)
-		return false;
-	p->len = len;
+	memcpy(p->page, line, len);
 	return true;
 }
 

@@ -16,8 +16,9 @@ static uint8_t rx[HEADER + MAX_PAYLOAD];
 static size_t rx_len;
 static bool scanning; /* garbage was read; the next good header ends this */
 
-static uint8_t *tx;
-static size_t tx_at, tx_len, tx_size;
+static uint8_t tx_small[8192];
+static uint8_t *tx = tx_small;
+static size_t tx_at, tx_len, tx_size = sizeof tx_small;
 
 static uint32_t load32(const uint8_t *p)
 {
@@ -57,8 +58,11 @@ static void tx_append(const void *data, size_t len)
 		tx_at = 0;
 	}
 	if (tx_len + len > tx_size) {
+		bool first = tx == tx_small;
 		tx_size = (tx_len + len + 65535) & ~(size_t)65535;
-		tx = must(realloc(tx, tx_size));
+		tx = must(realloc(first ? NULL : tx, tx_size));
+		if (first)
+			memcpy(tx, tx_small, tx_len);
 	}
 	memcpy(tx + tx_len, data, len);
 	tx_len += len;
@@ -78,10 +82,10 @@ static void tx_write(void)
 		tx_at += (size_t)n;
 	}
 	tx_at = tx_len = 0;
-	if (tx_size > 65536) { /* nothing of a large answer stays in a checkpoint */
+	if (tx != tx_small) { /* nothing of a large answer stays in a checkpoint */
 		free(tx);
-		tx = NULL;
-		tx_size = 0;
+		tx = tx_small;
+		tx_size = sizeof tx_small;
 	}
 }
 
@@ -114,7 +118,7 @@ static void hello(struct reader *in)
 	add_u8(&out, is_guest);
 	add_u8(&out, !in->bad && newest >= PROTOCOL_VERSION);
 	port_send(F_HELLO, 0, 0, out.data, out.len);
-	free(out.data);
+	result_free(&out);
 }
 
 static void frame(enum frame type, uint32_t id, struct reader in)
@@ -266,14 +270,33 @@ const uint8_t *read_bytes(struct reader *in, size_t len)
 	return p;
 }
 
-char *read_text(struct reader *in, size_t max)
+static const uint8_t *text_field(struct reader *in, size_t max, size_t *len)
 {
-	size_t len = read_u32(in);
-	const uint8_t *p = len > max ? NULL : read_bytes(in, len);
-	if (!p || memchr(p, 0, len)) {
+	*len = read_u32(in);
+	const uint8_t *p = *len > max ? NULL : read_bytes(in, *len);
+	if (!p || memchr(p, 0, *len)) {
 		in->bad = true;
 		return NULL;
 	}
+	return p;
+}
+
+bool read_into(struct reader *in, char *text, size_t size)
+{
+	size_t len;
+	const uint8_t *p = text_field(in, size - 1, &len);
+	if (p)
+		memcpy(text, p, len);
+	text[p ? len : 0] = 0;
+	return p != NULL;
+}
+
+char *read_text(struct reader *in, size_t max)
+{
+	size_t len;
+	const uint8_t *p = text_field(in, max, &len);
+	if (!p)
+		return NULL;
 	char *text = must(malloc(len + 1));
 	memcpy(text, p, len);
 	text[len] = 0;
@@ -284,12 +307,26 @@ void add_bytes(struct result *out, const void *data, size_t len)
 {
 	if (!len)
 		return;
+	if (!out->data) {
+		out->data = out->small;
+		out->size = sizeof out->small;
+	}
 	if (out->len + len > out->size) {
+		bool first = out->data == out->small;
 		out->size = (out->len + len) * 2;
-		out->data = must(realloc(out->data, out->size));
+		out->data = must(realloc(first ? NULL : out->data, out->size));
+		if (first)
+			memcpy(out->data, out->small, out->len);
 	}
 	memcpy(out->data + out->len, data, len);
 	out->len += len;
+}
+
+void result_free(struct result *out)
+{
+	if (out->data != out->small)
+		free(out->data);
+	out->data = NULL;
 }
 
 void add_u8(struct result *out, uint8_t value)

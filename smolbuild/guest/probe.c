@@ -75,7 +75,7 @@ static void answer(struct probe *p, bool ok)
 	add_u32(&out, p->attempts);
 	add_u64(&out, (uint64_t)(now_ms() - p->began));
 	stream_result(p->stream, C_OK, NULL, &out);
-	free(out.data);
+	result_free(&out);
 	release(p);
 }
 

@@ -158,7 +158,7 @@ void stream_result(struct stream *s, enum code code, const char *detail, const s
 	if (out)
 		add_bytes(&all, out->data, out->len);
 	port_send(F_RESULT, 0, s->id, all.data, all.len);
-	free(all.data);
+	result_free(&all);
 	release(s);
 }
 
