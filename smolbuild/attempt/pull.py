@@ -10,6 +10,7 @@ from smolbuild.core.events import Emit
 from smolbuild.core.files import require_space
 from smolbuild.model.artifact import decode_config
 from smolbuild.model.oci import (
+    BUNDLE_TYPE,
     Descriptor,
     Manifest,
     parse_index,
@@ -47,7 +48,7 @@ class RegistryEvidence:
 
     def referrers(self, subject: Digest) -> Sequence[Descriptor]:
         """Return what the registry lists as referring to ``subject``."""
-        return self._client.referrers(self._repository, subject)
+        return self._client.referrers(self._repository, subject, BUNDLE_TYPE)
 
     def manifest(self, descriptor: Descriptor) -> bytes:
         """Return the bytes of a manifest, digest checked."""

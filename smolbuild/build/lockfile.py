@@ -1,9 +1,12 @@
 """Read, resolve and write ``Smolfile.lock``."""
 
+import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from smolbuild.build.context import BuildContext
+from smolbuild.core.digest import Digest
 from smolbuild.core.errors import SmolbuildError, UsageError
 from smolbuild.core.events import Message
 from smolbuild.core.files import write_atomic
@@ -12,7 +15,7 @@ from smolbuild.model.smolfile import Smolfile
 from smolbuild.source.base_disk import resolve_base
 from smolbuild.source.kernel import resolve_kernel
 
-__all__ = ["LockState", "obtain_lock", "update_lock"]
+__all__ = ["LockState", "follow_base", "obtain_lock", "update_lock"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,35 @@ def obtain_lock(context: BuildContext, smolfile: Smolfile, *, locked: bool) -> L
     return LockState(lock=_write(context, smolfile), state="updated", reasons=reasons)
 
 
+def follow_base(
+    context: BuildContext, smolfile: Smolfile, state: LockState, base: Digest, *, locked: bool
+) -> LockState:
+    """Bring the lock up to date with a local image or directory whose content changed.
+
+    What the lock says of a registry or Debian base is what is built; a local base is what it is.
+
+    Raises:
+        UsageError: ``locked``, and the local base is not the locked one.
+
+    """
+    image = state.lock.image
+    if image is None or image.platform_digest == base:
+        return state
+    reason = f"{image.reference} changed: {image.platform_digest} -> {base}"
+    path = lock_path(smolfile.path)
+    if locked:
+        raise UsageError(
+            f"--locked: {path.name} does not fit: {reason}",
+            hint="run `smolbuild lock --update` and commit the file",
+            code="lock-mismatch",
+        )
+    context.emit(Message(level="info", text=f"{path.name} is renewed: {reason}"))
+    moved = dataclasses.replace(image, digest=base, platform_digest=base)
+    lock = dataclasses.replace(state.lock, image=moved)
+    _store(path, lock)
+    return LockState(lock=lock, state="updated", reasons=(reason,))
+
+
 def update_lock(context: BuildContext, smolfile: Smolfile) -> LockState:
     """Resolve every input anew and write the lock.
 
@@ -79,7 +111,11 @@ def _write(context: BuildContext, smolfile: Smolfile) -> Lock:
     )
     kernel = None if smolfile.kernel else resolve_kernel()
     lock = Lock(image=base.image, debian=base.debian, kernel=kernel)
-    path = lock_path(smolfile.path)
+    _store(lock_path(smolfile.path), lock)
+    return lock
+
+
+def _store(path: Path, lock: Lock) -> None:
     try:
         write_atomic(path, encode_lock(lock), mode=0o644)
     except OSError as error:
@@ -88,4 +124,3 @@ def _write(context: BuildContext, smolfile: Smolfile) -> Lock:
             hint="the lock belongs beside the Smolfile; make the directory writable",
             code="lock-write",
         ) from error
-    return lock

@@ -7,7 +7,7 @@ from pathlib import Path
 from smolbuild.build.cache import StepCache
 from smolbuild.build.context import BuildContext
 from smolbuild.build.files import collect_files
-from smolbuild.build.lockfile import LockState, obtain_lock
+from smolbuild.build.lockfile import LockState, follow_base, obtain_lock
 from smolbuild.build.run_config import run_config, services_of
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError, VerificationError
@@ -88,6 +88,7 @@ def make_plan(
     files = collect_files(smolfile.path.parent, smolfile)
     lock = obtain_lock(context, smolfile, locked=locked)
     base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
+    lock = follow_base(context, smolfile, lock, base.digest, locked=locked)
     kernel = _kernel(context, smolfile, lock)
     inputs = KeyInputs(
         base=base.digest,

@@ -287,3 +287,19 @@ def test_the_home_is_private(smolbuild, built):
     for key in smolbuild.home.keys.glob("*.pem"):
         assert key.stat().st_mode & 0o777 == 0o600
     assert (smolbuild.home.materialised / built["manifest"][7:]).stat().st_mode & 0o077 == 0
+
+
+def test_a_changed_local_base_renews_the_lock_but_not_under_locked(
+    smolbuild, built, project, own_project
+):
+    lock = own_project / "Smolfile.lock"
+    lock.write_bytes((project / "Smolfile.lock").read_bytes())
+    (own_project / "rootfs" / "new").write_text("more")
+    refused = smolbuild("plan", "-C", str(own_project), "--locked", "--json")
+    assert refused.status == 2
+    assert refused.document("error")["error"]["code"] == "lock-mismatch"
+    before = lock.read_bytes()
+    value = smolbuild("plan", "-C", str(own_project), "--json").document("plan")
+    assert value["lock"]["state"] == "updated"
+    assert lock.read_bytes() != before
+    assert smolbuild("plan", "-C", str(own_project), "--locked").status == 0
