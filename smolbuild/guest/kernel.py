@@ -106,7 +106,7 @@ def module_dependencies(name: str, data: bytes) -> tuple[str, ...]:
     """
     try:
         info = _section(data, b".modinfo")
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise HostError(f"{name} is not a 64-bit ELF kernel module: {error}") from error
     for entry in info.split(b"\0"):
         if entry.startswith(b"depends="):
