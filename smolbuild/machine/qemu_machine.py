@@ -228,16 +228,18 @@ class QemuMachine:
                 self._channel.thaw()
 
     def checkpoint(self, directory: Path) -> Checkpoint:
-        """Freeze the file systems, stop the machine and save it into ``directory``.
+        """Sync the file systems, stop the machine and save it into ``directory``.
 
         Raises:
             HostError: no space left.
             OSError: a file of the checkpoint exists or cannot be written.
-            MachineError: the guest does not freeze, or QEMU cannot save it.
+            MachineError: the guest does not sync, or QEMU cannot save it.
 
         """
         with self._lock, self._explained("the checkpoint"):
-            self._channel.freeze(timeout=_FREEZE_SECONDS)
+            # Synced, not frozen: memory and disk are saved at one instant anyway, and a frozen
+            # file system costs every fork some 20 ms of thawing in a cold kernel.
+            self._channel.sync(timeout=_FREEZE_SECONDS)
             cursor = Cursor(session=self._channel.quiesce(), tsc_khz=self._tsc_khz)
             saved = Checkpoint(
                 memory=directory / "memory",
