@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,6 +106,7 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
         emit(Output(source=step.name, stream=stream, data=data))
 
     network = smolfile.network_of(step)
+    asked = len(machine.egress())
     machine.allow(
         None if network.mode != "allow" else network.allow_hosts + network.allow_host_patterns,
         network.allow_cidrs,
@@ -132,10 +134,20 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
     )
     raise BuildError(
         f"{_where(smolfile, step)}step {step.name} {ending}",
-        hint="the steps before it are cached; mend this one and build again",
+        hint=_hint(machine.egress()[asked:]),
         code="step-timeout" if result.timed_out else "step-failed",
         details="\n".join(lines),
     )
+
+
+def _hint(requests: Sequence[str]) -> str:
+    denied = sorted({r.removeprefix("denied ") for r in requests if r.startswith("denied ")})
+    if denied:
+        return (
+            f"the step asked for what it may not reach: {', '.join(denied[:5])}; if it should, add "
+            "the host to network.allow_hosts or to the step's own network list"
+        )
+    return "the steps before it are cached; mend this one and build again"
 
 
 def _where(smolfile: Smolfile, step: Step) -> str:

@@ -126,7 +126,8 @@ def _line(event: Event) -> str:
 
 
 def _text(data: bytes) -> str:
-    text = data.decode("utf-8", "backslashreplace").rstrip("\r")
+    # Of a line that a program drew over and over, the last drawing counts.
+    text = data.decode("utf-8", "backslashreplace").rstrip("\r").rpartition("\r")[2]
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
