@@ -34,11 +34,9 @@ AGENT_PORT = "smolbuild.agent"
 
 KERNEL_ARGUMENTS = (
     "console=ttyS0",
-    "quiet",
-    "loglevel=4",  # warnings reach the console: errors quote them
+    "loglevel=6",  # the kernel's first line and its warnings: errors quote them
     "panic=-1",  # a dead guest reboots at once, and -no-reboot makes that the end of QEMU
     "reboot=t",
-    "init_on_free=1",  # freed memory keeps no residue and compresses to nothing
     "random.trust_cpu=on",
 )
 
@@ -77,6 +75,8 @@ class Launch:
     tsc_khz: int = 0
     """What the guest's kernel is told of its time stamp counter; 0: it finds out by itself."""
     hostname: str = ""
+    zero_freed: bool = False
+    """Freed guest memory is zeroed: no residue in a checkpoint, and it compresses to nothing."""
     reserve_swap: bool = True
     """False: count the private memory of a fork when it is touched, not all of it at the start."""
 
@@ -165,7 +165,7 @@ def _disk(launch: Launch) -> Iterator[str]:
         "-blockdev",
         _json(overlay_node("top0", launch.top, read_only=False, backing=below)),
     )
-    yield from ("-device", "virtio-blk-device,drive=top0,id=disk")
+    yield from ("-device", "virtio-blk-device,drive=top0,id=disk,werror=report,rerror=report")
 
 
 def _network(shape: Shape) -> Iterator[str]:
@@ -180,6 +180,8 @@ def _start(launch: Launch) -> Iterator[str]:
         return
     yield from ("-kernel", str(launch.kernel), "-initrd", str(launch.initrd))
     arguments = list(KERNEL_ARGUMENTS)
+    if launch.zero_freed:
+        arguments.append("init_on_free=1")
     if launch.tsc_khz:
         # Without it the kernel measures the counter against the timer chip, fails when the host is
         # busy, then waits for a timer interrupt that a hardware-reduced machine never gets.

@@ -11,6 +11,7 @@ from pathlib import Path
 from smolbuild.core.clock import Deadline
 from smolbuild.core.errors import MachineError
 from smolbuild.core.events import Emit, Message
+from smolbuild.core.files import require_space
 from smolbuild.core.home import Home
 from smolbuild.machine.accel import (
     Acceleration,
@@ -31,6 +32,7 @@ __all__ = ["QemuEngine"]
 
 _ARCHITECTURE = "x86_64"
 _CLOCK_TOLERANCE = 0.01
+_ALWAYS_ZEROED_MIB = 1024
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62})")
 
 
@@ -94,17 +96,19 @@ class QemuEngine:
         """Boot and return when the agent answers.
 
         Raises:
-            HostError: QEMU is missing.
+            HostError: QEMU is missing, or the disk has no space for the guest's memory.
             MachineError: the guest did not come up in ``timeout``; quotes its console.
 
         """
         requested = time.monotonic()
         deadline = Deadline.after(timeout)
         found = self.acceleration()
+        require_space(self._home.run, spec.shape.memory_mib << 20, what="the machine's memory")
         wanted = functools.partial(
             Launch,
             kernel=spec.kernel,
             initrd=spec.initrd,
+            zero_freed=spec.zero_freed or spec.shape.memory_mib <= _ALWAYS_ZEROED_MIB,
             hostname=spec.hostname if _HOSTNAME.fullmatch(spec.hostname) else "smolbuild",
         )
         with self._started(wanted, found, spec.disk, spec.shape, requested) as process:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from smolbuild.core.clock import Deadline
 from smolbuild.core.errors import MachineError
-from smolbuild.core.files import fsync_directory
+from smolbuild.core.files import fsync_directory, require_space
 from smolbuild.machine.base import (
     Checkpoint,
     Contract,
@@ -34,6 +34,7 @@ from smolbuild.model.smolfile import Probe
 
 __all__ = ["Cursor", "QemuMachine"]
 
+_KERNEL_SECONDS = 20.0
 _QMP_SECONDS = 30.0
 _SAVE_SECONDS = 300.0
 _FREEZE_SECONDS = 120.0
@@ -114,6 +115,12 @@ class QemuMachine:
         """
         self._process.qmp.greet(deadline=deadline)
         self.milestones["greeting"] = milliseconds_since(requested)
+        seconds = min(_KERNEL_SECONDS, deadline.left())
+        if self.accelerator != "tcg" and not self._process.tail.await_kernel(seconds):
+            raise MachineError(
+                f"no kernel started under {self.accelerator.upper()} in {seconds:.0f} s",
+                hint="try again: software emulation is used until the host's next boot",
+            )
         self._channel.hello(deadline.left())
         self.milestones["agent"] = milliseconds_since(requested)
 
@@ -233,9 +240,17 @@ class QemuMachine:
         Raises:
             HostError: no space left.
             OSError: a file of the checkpoint exists or cannot be written.
-            MachineError: the guest does not sync, or QEMU cannot save it.
+            MachineError: the machine was itself restored, the guest does not sync, or QEMU cannot
+                save it.
 
         """
+        memory = self._process.directory.path / "memory"
+        if not memory.exists():
+            raise MachineError(
+                "a restored machine has no memory file of its own and cannot be saved",
+                hint="boot a machine to make a checkpoint of it",
+            )
+        require_space(directory, memory.stat().st_blocks * 512, what="the checkpoint")
         with self._lock, self._explained("the checkpoint"):
             # Synced, not frozen: memory and disk are saved at one instant anyway, and a frozen
             # file system costs every fork some 20 ms of thawing in a cold kernel.
@@ -250,7 +265,7 @@ class QemuMachine:
             )
             self._process.qmp.command("stop", deadline=Deadline.after(_QMP_SECONDS))
             self._save_state(saved.state)
-            save_sparse(self._process.directory.path / "memory", saved.memory)
+            save_sparse(memory, saved.memory)
             _keep(self._overlays[-1], saved.disk_overlay)
             fsync_directory(directory)
             return saved
@@ -261,10 +276,8 @@ class QemuMachine:
 
     def discard(self) -> None:
         """Kill QEMU and remove the run directory. Idempotent; never raises."""
-        with self._lock:
-            if self._discarded:
-                return
-            self._discarded = True
+        # Not under the lock: what holds it waits for the engine that dies here.
+        self._discarded = True
         self._process.kill_engine()
         self._channel.close()
         self._egress.close()

@@ -31,7 +31,8 @@ class Tail:
         self._console = console
         self._errors = errors
         self._marker = started
-        self._kernel_seen = threading.Event()
+        self._kernel_seen = False
+        self._news = threading.Event()
         self._kept = {console.fileno(): bytearray(), errors: bytearray()}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._read_all, name="console", daemon=True)
@@ -40,7 +41,12 @@ class Tail:
     @property
     def kernel_seen(self) -> bool:
         """Whether the guest's kernel has printed its first line."""
-        return self._kernel_seen.is_set()
+        return self._kernel_seen
+
+    def await_kernel(self, seconds: float) -> bool:
+        """Wait for the kernel's first line; False when the engine ended or ``seconds`` passed."""
+        self._news.wait(seconds)
+        return self._kernel_seen
 
     def console(self) -> str:
         """Return the end of the console, at most 16 KiB."""
@@ -62,6 +68,7 @@ class Tail:
                 for key, _ in selector.select():
                     if not self._take(key.fd):
                         selector.unregister(key.fd)
+        self._news.set()
         self._console.close()
         with contextlib.suppress(OSError):
             os.close(self._errors)
@@ -74,7 +81,8 @@ class Tail:
         with self._lock:
             kept = self._kept[number]
             if not self.kernel_seen and self._marker in bytes(kept[-len(self._marker) :]) + data:
-                self._kernel_seen.set()
+                self._kernel_seen = True
+                self._news.set()
             kept += data
             del kept[:-_KEEP]
         return bool(data)

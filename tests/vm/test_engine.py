@@ -145,6 +145,28 @@ def test_memory_that_does_not_belong_to_the_state_is_an_error(engine, spec, save
         engine.restore(restore_spec(spec, dataclasses.replace(saved, memory=empty)), timeout=5)
 
 
+def test_more_processors_and_a_network_survive_a_checkpoint(engine, spec, tmp_path):
+    shape = dataclasses.replace(spec.shape, cpus=3, memory_mib=160, network="full")
+    wide = dataclasses.replace(spec, shape=shape)
+    machine = engine.boot(wide)
+    count = "echo /sys/devices/system/cpu/cpu[0-9]* /sys/class/net/eth*"
+    try:
+        status, before = output_of(machine, count)
+        assert status == 0
+        assert before.split()[-2:] == ["/sys/devices/system/cpu/cpu2", "/sys/class/net/eth0"]
+        saved = machine.checkpoint(tmp_path)
+    finally:
+        machine.discard()
+    fork = engine.restore(restore_spec(wide, saved))
+    try:
+        fork.freshen(Freshen(hostname="wide", machine_id="a" * 32))
+        assert output_of(fork, count) == (0, before)
+        with pytest.raises(MachineError, match="restored"):
+            fork.checkpoint(tmp_path)
+    finally:
+        fork.discard()
+
+
 def test_another_clock_does_not_fit(engine, spec, saved):
     cursor = Cursor.decode(saved.agent_cursor)
     if not cursor.tsc_khz:

@@ -87,12 +87,14 @@ def test_a_network_device_only_where_asked_for(network, count):
 def test_kernel_arguments():
     (line,) = values(command(launch(tsc_khz=2_600_000, hostname="box"), SOCKETS), "-append")
     words = line.split()
-    assert "init_on_free=1" in words
     assert "panic=-1" in words
     assert "tsc_early_khz=2600000" in words
     assert "smolbuild.hostname=box" in words
     (line,) = values(command(launch(), SOCKETS), "-append")
     assert "tsc_early_khz" not in line
+    assert "init_on_free" not in line
+    (line,) = values(command(launch(zero_freed=True), SOCKETS), "-append")
+    assert "init_on_free=1" in line
 
 
 def test_hardware_must_have_the_whole_model():
