@@ -16,7 +16,7 @@ from smolbuild.build.pack import (
 )
 from smolbuild.build.plan import Plan
 from smolbuild.build.sign import sign_artifact
-from smolbuild.build.steps import COPY_STEP, proxy_env, run_steps
+from smolbuild.build.steps import COPY_STEP, run_steps
 from smolbuild.core.digest import hex_of
 from smolbuild.core.errors import BuildError, HealthError
 from smolbuild.core.events import Message, StepStarted
@@ -32,6 +32,7 @@ from smolbuild.machine.health import (
     start_service,
     tail,
 )
+from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.machine.rundir import RunDirectory
 from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
 from smolbuild.model.contract import Shape
@@ -261,9 +262,7 @@ def _freeze(
 ) -> _Frozen:
     """Start the services, wait for health, probe once more and save the machine."""
     run = _service_run(plan)
-    network = plan.smolfile.network
-    if network.mode == "allow":
-        machine.allow(network.allow_hosts + network.allow_host_patterns, network.allow_cidrs)
+    let_through(machine, plan.smolfile.network)
     ready = {}
     with phases.phase("ready", f"starting {len(plan.services)} services"):
         for service in plan.services:

@@ -15,17 +15,17 @@ from smolbuild.core.errors import BuildError
 from smolbuild.core.events import Emit, Output, StepFinished, StepStarted
 from smolbuild.machine.base import ExecRequest, Machine
 from smolbuild.machine.health import merge_env
+from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.model.artifact import RunConfig
 from smolbuild.model.smolfile import Copy, Network, Smolfile, Step
 
-__all__ = ["COPY_STEP", "StepRun", "proxy_env", "run_steps"]
+__all__ = ["COPY_STEP", "StepRun", "run_steps"]
 
 COPY_STEP = "copy"
 """Name of the delta that holds the top-level copies."""
 _COPY_SECONDS = 600.0
 _TAIL_LINES = 50
 _TAIL_BYTES = 64 * 1024
-PROXY = "http://127.0.0.1:3128"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,6 @@ class StepRun:
     overlay: Path
     cached: bool
     seconds: float
-
-
-def proxy_env(network: Network) -> tuple[tuple[str, str], ...]:
-    """Return the variables that make programs use the guest's egress proxy, where there is one."""
-    if network.mode != "allow":
-        return ()
-    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-    local = "127.0.0.1,localhost,::1"
-    return (*((name, PROXY) for name in names), ("no_proxy", local), ("NO_PROXY", local))
 
 
 def run_steps(
@@ -107,10 +98,7 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
 
     network = smolfile.network_of(step)
     asked = len(machine.egress())
-    machine.allow(
-        None if network.mode != "allow" else network.allow_hosts + network.allow_host_patterns,
-        network.allow_cidrs,
-    )
+    let_through(machine, network)
     try:
         result = machine.exec(
             ExecRequest(
@@ -123,7 +111,7 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
             on_output,
         )
     finally:
-        machine.allow(None)
+        let_through(machine, Network())
     if result.status == 0 and not result.timed_out:
         return
     lines = b"".join(last).decode("utf-8", "backslashreplace").splitlines()[-_TAIL_LINES:]

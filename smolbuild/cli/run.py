@@ -61,8 +61,10 @@ def run(
     # Live progress would mix with the command's own output.
     with render.progress("plain" if progress == "auto" else progress) as emit:
         files = materialise(store, loaded, place.materialised, emit=emit)
+        engine = QemuEngine(place, emit=emit)
+        engine.contract()  # the host's first probe of KVM is not part of any fork's time
         attempts = run_forks(
-            QemuEngine(place, emit=emit),
+            engine,
             files,
             loaded.config,
             count=count,

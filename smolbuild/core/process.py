@@ -25,7 +25,7 @@ PACKAGES: Mapping[str, str] = {
     "qemu-system-x86_64": "qemu-system-x86",
     "qemu-img": "qemu-utils",
     "mmdebstrap": "mmdebstrap",
-    "musl-gcc": "musl-tools",
+    "musl-gcc": "musl-tools gcc",
     "apt-get": "apt",
     "apt-cache": "apt",
     "dpkg-deb": "dpkg",

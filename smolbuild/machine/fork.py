@@ -16,6 +16,7 @@ from smolbuild.machine.base import (
     RestoreSpec,
 )
 from smolbuild.machine.health import HealthReport, check_health, tail
+from smolbuild.machine.network import let_through
 from smolbuild.model.artifact import ArtifactConfig
 from smolbuild.store.materialise import Materialised
 
@@ -94,8 +95,7 @@ def _make_fresh(
     name = config.name.rpartition("/")[2].partition(":")[0] or "smolbuild"
     fork_id = f"{name}-{secrets.token_hex(4)}"
     if config.network.mode == "allow":
-        network = config.network
-        machine.allow(network.allow_hosts + network.allow_host_patterns, network.allow_cidrs)
+        let_through(machine, config.network)
     identity = machine.freshen(
         Freshen(
             hostname=fork_id,

@@ -41,7 +41,7 @@ class QemuEngine:
 
     Args:
         home: run directories and the remembered acceleration.
-        emit: receives one message when guests run under software emulation.
+        emit: receives one message at a boot under software emulation.
         accelerator: use this one and nothing else; None: what a functional probe finds.
         environment: where the egress proxy of machines looks for the host's own proxy
             (``HTTPS_PROXY`` …); the process's when None.
@@ -60,7 +60,6 @@ class QemuEngine:
         self._emit = emit
         self._wanted = accelerator
         self._environment = os.environ if environment is None else environment
-        self._told = False
 
     def contract(self) -> Contract:
         """Return what this host offers now (accelerator by functional probe, remembered per boot).
@@ -80,17 +79,13 @@ class QemuEngine:
         )
 
     def acceleration(self) -> Acceleration:
-        """Return what guests run with, and why; says so once when it is software emulation.
+        """Return what guests run with, and why.
 
         Raises:
             HostError: QEMU is missing or does not run.
 
         """
-        found = choose_acceleration(self._home, wanted=self._wanted)
-        if not self._told and found.accelerator == "tcg" and self._wanted is None:
-            self._emit(Message(level="info", text=found.reason))
-        self._told = True
-        return found
+        return choose_acceleration(self._home, wanted=self._wanted)
 
     def boot(self, spec: BootSpec, *, timeout: float = 120.0) -> QemuMachine:
         """Boot and return when the agent answers.
@@ -103,6 +98,8 @@ class QemuEngine:
         requested = time.monotonic()
         deadline = Deadline.after(timeout)
         found = self.acceleration()
+        if found.accelerator == "tcg" and self._wanted is None:
+            self._emit(Message(level="info", text=found.reason))
         require_space(self._home.run, spec.shape.memory_mib << 20, what="the machine's memory")
         wanted = functools.partial(
             Launch,

@@ -276,9 +276,11 @@ def test_the_acceleration_probe_ends_and_is_remembered(fresh_home):
     assert choose_acceleration(fresh_home, wanted="tcg").tsc_khz > 100_000
 
 
-def test_software_emulation_is_said_once(fresh_home):
+def test_software_emulation_is_said_by_a_boot_and_by_nothing_else(home, spec, saved):
     said = []
-    engine = QemuEngine(fresh_home, emit=said.append, environment={})
+    engine = QemuEngine(home, emit=said.append, environment={})
     contract = engine.contract()
-    engine.contract()
+    engine.restore(restore_spec(spec, saved)).discard()
+    assert said == []
+    engine.boot(spec).discard()
     assert len(said) == (contract.accelerator == "tcg")
