@@ -85,6 +85,7 @@ def make_plan(
     """
     smolfile = parse_smolfile(path, environment=context.environment)
     _refuse_secrets(smolfile)
+    _refuse_half_networks(smolfile)
     files = collect_files(smolfile.path.parent, smolfile)
     lock = obtain_lock(context, smolfile, locked=locked)
     base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
@@ -174,6 +175,17 @@ def _kernel(context: BuildContext, smolfile: Smolfile, lock: LockState) -> Kerne
     if smolfile.kernel:
         return kernel_from_path((smolfile.path.parent / smolfile.kernel).absolute())
     return prepare_kernel(context.home.cache, locked=lock.lock.kernel, emit=context.emit)
+
+
+def _refuse_half_networks(smolfile: Smolfile) -> None:
+    for step in smolfile.steps:
+        if isinstance(step.network, tuple) and smolfile.network.mode == "full":
+            raise UsageError(
+                f"step {step.name} names the hosts it may reach, but in a machine with a full network "
+                "nothing can be held to a list",
+                hint="put the hosts into network.allow_hosts and leave out `net = true`",
+                code="network-list",
+            )
 
 
 def _refuse_secrets(smolfile: Smolfile) -> None:

@@ -107,6 +107,7 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
                 workdir=step.workdir or run.workdir,
                 user=step.user or "root",
                 timeout=step.timeout,
+                offline=network.mode == "off" and smolfile.network.mode == "full",
             ),
             on_output,
         )

@@ -7,14 +7,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { EXEC_KEEP = 1, EXEC_TTY = 2, EXEC_STDIN = 4 };
+enum { EXEC_KEEP = 1, EXEC_TTY = 2, EXEC_STDIN = 4, EXEC_OFFLINE = 8 };
 enum how { NEW, ATTACHED, RECORDED };
 
 struct call {
 	char **argv, **env;
 	char *workdir, *user;
+	bool offline;
 };
 
 static void free_list(char **list)
@@ -37,12 +39,27 @@ static char **read_list(struct reader *in)
 	return list;
 }
 
+/* A working directory that is not there is made, as container engines do. */
+static void make_workdir(char *path)
+{
+	for (char *slash = path; is_guest && (slash = strchr(slash + 1, '/'));) {
+		*slash = 0;
+		mkdir(path, 0755);
+		*slash = '/';
+	}
+	if (is_guest)
+		mkdir(path, 0755);
+}
+
 static int run(void *argument)
 {
 	struct call *call = argument;
 	char home[512] = "/";
 	clearenv();
 	setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 1);
+	make_workdir(call->workdir);
+	if (call->offline && !leave_network())
+		return 126;
 	if (!become_user(call->user, home, sizeof home))
 		return 126;
 	setenv("HOME", home, 1);
@@ -125,7 +142,8 @@ void exec_request(struct stream *s, struct reader *in)
 	call.user = read_text(in, 512);
 	call.argv = read_list(in);
 	call.env = read_list(in);
-	if (in->bad || !*id || !call.argv[0] || flags & ~7U)
+	call.offline = flags & EXEC_OFFLINE;
+	if (in->bad || !*id || !call.argv[0] || flags & ~15U)
 		stream_result(s, C_BAD_REQUEST, "malformed exec request", NULL);
 	else if (flags & EXEC_TTY)
 		stream_result(s, C_BAD_REQUEST, "terminals are not supported yet", NULL);

@@ -100,6 +100,7 @@ class ExecRequest:
     env: tuple[tuple[str, str], ...] = ()
     """The complete environment besides PATH and HOME defaults."""
     workdir: str = "/"
+    """Made when it is not there."""
     user: str = "root"
     """``name``, ``uid``, each with an optional ``:group``; resolved in the guest's /etc/passwd."""
     stdin: bytes | IO[bytes] = b""
@@ -107,6 +108,8 @@ class ExecRequest:
     """After this the execution's whole process tree is killed."""
     keep: bool = False
     """A service: return once it is started; it lives on and its last output is kept (64 KiB)."""
+    offline: bool = False
+    """Sees nothing of a full network; an allow-list is closed by ``Machine.allow`` instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

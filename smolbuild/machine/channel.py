@@ -36,7 +36,7 @@ _GRACE_SECONDS = 20.0
 """Added to a deadline that the agent itself keeps, before the host gives it up."""
 _KILL_SECONDS = 5.0
 _ALIVE = 2
-_EXEC_KEEP, _EXEC_STDIN = 1, 4
+_EXEC_KEEP, _EXEC_STDIN, _EXEC_OFFLINE = 1, 4, 8
 _SSH_HOST_KEYS = 1
 _REGENERATE = {"machine-id": 0, "hostname": 0, "ssh-host-keys": _SSH_HOST_KEYS}
 
@@ -99,7 +99,11 @@ class AgentChannel:
         fed = not isinstance(request.stdin, bytes) or bool(request.stdin)
         payload = (
             text(exec_id)
-            + u32((_EXEC_KEEP if request.keep else 0) | (_EXEC_STDIN if fed else 0))
+            + u32(
+                (_EXEC_KEEP if request.keep else 0)
+                | (_EXEC_STDIN if fed else 0)
+                | (_EXEC_OFFLINE if request.offline else 0)
+            )
             + u64(0 if request.keep else max(1, round(request.timeout * 1000)))
             + text(request.workdir)
             + text(request.user)

@@ -156,5 +156,16 @@ def test_the_network_of_a_full_machine_is_set_up(engine, spec):
         assert "10.0.2.15/24" in seen
         assert "default via 10.0.2.2" in seen
         assert "nameserver 10.0.2.3" in seen
+        output = bytearray()
+        offline = ExecRequest(
+            argv=("/bin/sh", "-c", "busybox ip -o addr; busybox ip route; pwd"),
+            workdir="/made/for/it",
+            offline=True,
+        )
+        assert machine.exec(offline, lambda _, data: output.extend(data)).status == 0
+        said = output.decode()
+        assert "127.0.0.1/8" in said
+        assert "10.0.2" not in said
+        assert said.endswith("/made/for/it\n")
     finally:
         machine.discard()
