@@ -181,7 +181,7 @@ def _refuse_half_networks(smolfile: Smolfile) -> None:
     for step in smolfile.steps:
         if isinstance(step.network, tuple) and smolfile.network.mode == "full":
             raise UsageError(
-                f"step {step.name} names the hosts it may reach, but in a machine with full network "
+                f"step {step.name} names hosts to reach, but in a machine with a full network "
                 "nothing can be held to a list",
                 hint="put the hosts into network.allow_hosts and leave out `net = true`",
                 code="network-list",

@@ -13,8 +13,9 @@ import click
 
 from smolbuild import __version__
 from smolbuild.core.errors import SmolbuildError, SmolfileError, UsageError
+from smolbuild.core.text import visible
 
-__all__ = ["main"]
+__all__ = ["complain", "main", "show_error"]
 
 _COMMANDS = {
     "build": ("smolbuild.cli.build", "Build, prove and sign the artifact of a Smolfile."),
@@ -134,14 +135,24 @@ def _report(error: SmolbuildError, *, as_json: bool) -> int:
         print(json.dumps({"error": _error_json(error)}))
     if isinstance(error, SmolfileError):
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            complain(f"error: {problem}")
         return error.exit_status
-    print(f"error: {error.message}", file=sys.stderr)
-    if error.details:
-        print(error.details, file=sys.stderr)
-    if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+    show_error(f"error: {error.message}", error)
     return error.exit_status
+
+
+def show_error(first: str, error: SmolbuildError) -> None:
+    """Write an error on standard error: the line ``first``, its details, its hint."""
+    complain(first)
+    if error.details:
+        complain(error.details)
+    if error.hint:
+        complain(f"hint: {error.hint}")
+
+
+def complain(text: str) -> None:
+    """Write ``text`` on standard error."""
+    print(visible(text), file=sys.stderr)
 
 
 def _error_json(error: SmolbuildError) -> dict[str, object]:

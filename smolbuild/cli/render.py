@@ -20,6 +20,7 @@ from smolbuild.core.events import (
     Transfer,
     silent,
 )
+from smolbuild.core.text import visible
 
 __all__ = ["progress"]
 
@@ -128,7 +129,7 @@ def _line(event: Event) -> str:
 def _text(data: bytes) -> str:
     # Of a line that a program drew over and over, the last drawing counts.
     text = data.decode("utf-8", "backslashreplace").rstrip("\r").rpartition("\r")[2]
-    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return visible(text)
 
 
 def _say(text: str) -> None:

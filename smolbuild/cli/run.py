@@ -9,6 +9,7 @@ import click
 
 from smolbuild.attempt.run import Attempt, run_forks
 from smolbuild.cli import render
+from smolbuild.cli.main import complain, show_error
 from smolbuild.cli.options import home, json_option, print_json, progress_option
 from smolbuild.machine.qemu import QemuEngine
 from smolbuild.store.artifact import open_artifact
@@ -85,13 +86,9 @@ def run(
 
 def _complain(attempt: Attempt) -> None:
     if attempt.error is not None:
-        print(f"error: fork {attempt.number}: {attempt.error.message}", file=sys.stderr)
-        if attempt.error.details:
-            print(attempt.error.details, file=sys.stderr)
-        if attempt.error.hint:
-            print(f"hint: {attempt.error.hint}", file=sys.stderr)
+        show_error(f"error: fork {attempt.number}: {attempt.error.message}", attempt.error)
     elif attempt.timed_out:
-        print(f"error: fork {attempt.number}: the command was killed: timeout", file=sys.stderr)
+        complain(f"error: fork {attempt.number}: the command was killed: timeout")
 
 
 class _Through:
