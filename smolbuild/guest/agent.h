@@ -189,11 +189,11 @@ void thaw_request(struct stream *s);
 void worker_request(struct stream *s, struct reader *in, enum op op);
 void shutdown_request(struct stream *s);
 
-/* boot.c */
 /* network.c */
 void network(void);
 bool leave_network(void); /* of the calling process; says why not on its standard error */
 
+/* boot.c */
 int boot(void); /* mounts, modules, network; returns the port to the host, or never */
 bool write_file(const char *path, const char *text, mode_t mode);
 

@@ -193,8 +193,11 @@ def test_without_egress_a_tunnel_is_aborted(agent) -> None:
     channel = agent.channel(on_tunnel=None)
     port = free_port()
     channel.enable_tunnels(port)
-    guest = socket.create_connection(("127.0.0.1", port), timeout=10)
-    with guest, pytest.raises(ConnectionResetError):
+    address = ("127.0.0.1", port)
+    with (
+        pytest.raises(ConnectionResetError),  # while connecting already, when that takes long
+        socket.create_connection(address, timeout=10) as guest,
+    ):
         guest.recv(1)
 
 
