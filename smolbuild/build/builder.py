@@ -2,11 +2,12 @@
 
 import dataclasses
 import datetime as dt
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smolbuild.build.cache import StepCache
+from smolbuild.build.cache import StepCache, lineage_of
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.gate import Proof, prove_restore
 from smolbuild.build.pack import (
@@ -141,7 +142,7 @@ def _build(
             (parts.shape.memory_mib << 20) * 2 + _SPACE_MARGIN,
             what="building the artifact",
         )
-        machine, overlays = _set_up(context, plan, parts, cache, phases)
+        machine, overlays = _set_up(context, plan, parts, cache, work.path, phases)
         try:
             frozen = _freeze(context, plan, machine, work.path, phases)
             with phases.phase("pack", "packing disk and memory"):
@@ -207,12 +208,18 @@ def _kernel(context: BuildContext, plan: Plan) -> Kernel:
 
 
 def _set_up(
-    context: BuildContext, plan: Plan, parts: _Parts, cache: StepCache, phases: Phases
+    context: BuildContext,
+    plan: Plan,
+    parts: _Parts,
+    cache: StepCache,
+    work: Path,
+    phases: Phases,
 ) -> tuple[Machine, list[tuple[str, Path]]]:
     """Boot from the longest cached prefix, run the rest; return the machine and its deltas."""
-    first = cache.prefix(plan.chain)
+    cached = _borrow(cache, plan, parts, work)
+    first = len(cached)
     link_names = (COPY_STEP, *(step.name for step in plan.smolfile.steps))
-    overlays = [(link_names[n], cache.path(plan.chain[n])) for n in range(first)]
+    overlays = [(link_names[n], path) for n, (path, _) in enumerate(cached)]
     for number in range(1, first):
         context.emit(
             StepStarted(
@@ -238,6 +245,7 @@ def _set_up(
                 plan.files,
                 plan.chain,
                 first=first,
+                below=cached[-1][1] if cached else lineage_of(parts.base.digest),
                 cache=cache,
                 emit=context.emit,
             )
@@ -246,6 +254,19 @@ def _set_up(
         raise
     overlays.extend((step.name, step.overlay) for step in done)
     return machine, overlays
+
+
+def _borrow(cache: StepCache, plan: Plan, parts: _Parts, work: Path) -> list[tuple[Path, str]]:
+    """Link the cached deltas into ``work``, where no ``--no-cache`` build takes them away."""
+    borrowed: list[tuple[Path, str]] = []
+    for number, delta in enumerate(cache.prefix(plan.chain, parts.base.digest)):
+        path = work / f"cached-{number}.qcow2"
+        try:
+            os.link(delta.path, path)
+        except FileNotFoundError:
+            break  # taken away just now: from here on the steps run
+        borrowed.append((path, delta.token))
+    return borrowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

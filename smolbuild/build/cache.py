@@ -2,65 +2,109 @@
 
 import contextlib
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.digest import Digest, hex_of
-from smolbuild.core.files import fsync_directory, private_directory, remove_tree
+from smolbuild.core.files import fsync_directory, private_directory
 
-__all__ = ["StepCache"]
+__all__ = ["CachedDelta", "StepCache", "lineage_of"]
+
+_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedDelta:
+    """A delta in the cache, and the token by which the delta above it names this very one."""
+
+    path: Path
+    token: str
+
+
+def lineage_of(base: Digest) -> str:
+    """Return the token of the base disk with this digest, over which first deltas lie."""
+    return hex_of(base)[:_TOKEN]
 
 
 class StepCache:
     """Disk deltas (qcow2, 64 KiB clusters) by chain key, in ``Home.cache/steps``.
 
-    A delta lies directly over the delta of the chain key before it, the first one over the base
-    disk. Entries appear whole or not at all; safe for many processes.
+    A delta fits only over the very disk that it was made on: the same step run twice leaves two
+    disks that differ in times and block numbers, although their chain key is the same. So each
+    entry, ``<chain key>.<token below>.<own token>.qcow2``, names what it lies on, and only entries
+    that lie on each other are ever used together. Entries appear whole or not at all; safe for many
+    processes.
     """
 
     def __init__(self, cache: Path) -> None:
         self._root = private_directory(cache / "steps")
 
-    def path(self, chain_key: Digest) -> Path:
-        """Return where the delta of ``chain_key`` is or would be."""
-        return self._root / f"{hex_of(chain_key)}.qcow2"
+    def prefix(
+        self, chain: tuple[Digest, ...], base: Digest | None = None
+    ) -> tuple[CachedDelta, ...]:
+        """Return the most deltas for the first entries of ``chain`` that lie on each other.
 
-    def prefix(self, chain: tuple[Digest, ...]) -> int:
-        """Return how many entries of ``chain``, from the first on, are all here."""
-        for count, key in enumerate(chain):
-            if not self.path(key).exists():
-                return count
-        return len(chain)
+        Args:
+            chain: keys of the disk, lowest first.
+            base: digest of the base disk; without it the lowest delta may lie on any.
 
-    def keep(self, chain_key: Digest, overlay: Path) -> Path:
-        """Keep a finished overlay; it must not change any more. Idempotent.
+        """
+        return self._stack(chain, None if base is None else lineage_of(base))
+
+    def keep(self, chain_key: Digest, below: str, overlay: Path) -> str:
+        """Keep a finished overlay, which must not change any more, and return its token.
 
         The file is shared by hard link, so that a machine that still has it open goes on
-        undisturbed.
+        undisturbed. Each call makes an entry of its own.
+
+        Args:
+            chain_key: of everything up to and with the step.
+            below: the token of the disk that the overlay lies on.
+            overlay: a qcow2 file on the same file system.
 
         Raises:
             OSError: the disk is full, for example.
 
         """
-        target = self.path(chain_key)
-        if target.exists():
-            return target
-        descriptor, name = tempfile.mkstemp(prefix=".tmp-", dir=self._root)
-        os.close(descriptor)
-        temporary = Path(name)
-        try:
-            temporary.unlink()
-            os.link(overlay, temporary)
-            with temporary.open("rb") as stream:
-                os.fsync(stream.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        token = secrets.token_hex(_TOKEN // 2)
+        with overlay.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.link(overlay, self._root / f"{hex_of(chain_key)}.{below}.{token}.qcow2")
         fsync_directory(self._root)
-        return target
+        return token
 
     def forget(self, chain: tuple[Digest, ...]) -> None:
-        """Drop the entries of ``chain``. Idempotent."""
-        for key in chain:
-            with contextlib.suppress(OSError):
-                remove_tree(self.path(key))
+        """Drop the entries of ``chain``, and what lies on them. Idempotent."""
+        doomed = {hex_of(key) for key in chain}
+        entries = list(self._entries())
+        gone = {token for key, _, token, _ in entries if key in doomed}
+        while True:
+            more = {token for _, below, token, _ in entries if below in gone} - gone
+            if not more:
+                break
+            gone |= more
+        for _, _, token, path in entries:
+            if token in gone:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _stack(self, chain: tuple[Digest, ...], below: str | None) -> tuple[CachedDelta, ...]:
+        best: tuple[CachedDelta, ...] = ()
+        if not chain:
+            return best
+        for path in sorted(self._root.glob(f"{hex_of(chain[0])}.{below or '*'}.*.qcow2")):
+            token = path.name.split(".")[2]
+            found = (CachedDelta(path=path, token=token), *self._stack(chain[1:], token))
+            if len(found) > len(best):
+                best = found
+            if len(best) == len(chain):
+                break
+        return best
+
+    def _entries(self) -> Iterator[tuple[str, str, str, Path]]:
+        for path in self._root.glob("*.qcow2"):
+            parts = path.name.split(".")
+            if len(parts) == 4:
+                yield parts[0], parts[1], parts[2], path

@@ -129,7 +129,7 @@ def make_plan(
 
 def planned_steps(plan: Plan, cache: StepCache) -> tuple[PlannedStep, ...]:
     """Return each step with whether it would run, and why."""
-    cached = cache.prefix(plan.chain)
+    cached = len(cache.prefix(plan.chain))
     first_name = "" if cached >= len(plan.chain) else _link_name(plan, cached)
     steps = []
     for link, step in enumerate(plan.smolfile.steps, 1):

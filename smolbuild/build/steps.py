@@ -34,6 +34,7 @@ class StepRun:
 
     name: str
     overlay: Path
+    """In the machine's directory, as long as the machine lives."""
     cached: bool
     seconds: float
 
@@ -46,10 +47,13 @@ def run_steps(
     chain: tuple[Digest, ...],
     *,
     first: int,
+    below: str,
     cache: StepCache,
     emit: Emit,
 ) -> tuple[StepRun, ...]:
     """Apply the links ``first`` … of the chain (0: copies, n: n-th step), keeping each delta.
+
+    ``below`` is the cache's token of the disk that the machine was booted from.
 
     Raises:
         BuildError: a step failed or timed out; its name, status and last 50 lines. The deltas of
@@ -70,7 +74,8 @@ def run_steps(
             emit(StepStarted(name=name, number=link, total=total, cached=False))
             _copy(machine, step.copy, files)
             _run_step(machine, smolfile, step, run, emit)
-        overlay = cache.keep(chain[link], machine.snapshot_disk())
+        overlay = machine.snapshot_disk()
+        below = cache.keep(chain[link], below, overlay)
         seconds = time.monotonic() - started
         if link:
             emit(StepFinished(name=name, seconds=seconds, status=0))
