@@ -98,6 +98,7 @@ def launch(wanted: Launch, directory: RunDirectory, requested: float) -> Process
             stderr=error_writer,
             pass_fds=numbers,
         )
+        ours.callback(kill_group, child)
         directory.record_process(child.pid)
         ours.pop_all()
     qmp, agent, console = (mine for mine, _ in pairs)

@@ -32,8 +32,8 @@ class RunDirectory:
     """The private directory (0700) of one machine, owned by this process until ``remove``."""
 
     path: Path
-    lock: int
-    """Descriptor of the locked directory."""
+    _held: list[int]
+    """Descriptor of the locked directory; taken out by whoever closes it, so that it is once."""
 
     @classmethod
     def create(cls, home: Home) -> "RunDirectory":
@@ -49,7 +49,7 @@ class RunDirectory:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Only after the lock is held: a sweep that sees this file and gets the lock may remove us.
         (path / _OWNER).touch(mode=0o600)
-        return cls(path, lock)
+        return cls(path, [lock])
 
     @property
     def id(self) -> str:
@@ -65,8 +65,9 @@ class RunDirectory:
         """Remove the directory and let go of the lock. Idempotent; never raises."""
         with contextlib.suppress(OSError):
             remove_tree(self.path)
-        with contextlib.suppress(OSError):
-            os.close(self.lock)
+        # A number closed twice may by then be another thread's file.
+        with contextlib.suppress(OSError, IndexError):
+            os.close(self._held.pop())
 
 
 def sweep(home: Home) -> int:

@@ -68,6 +68,17 @@ def test_our_own_directory_is_not_swept_and_goes_once(home):
     assert list(home.run.iterdir()) == []
 
 
+def test_removing_twice_closes_nobody_elses_file(home):
+    made = RunDirectory.create(home)
+    made.remove()
+    reader, writer = os.pipe()  # takes the number that was free
+    made.remove()
+    os.fstat(reader)
+    os.fstat(writer)
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_directory_in_the_making_is_left_alone(home):
     young = home.run / "a1b2c3d4e5f6"
     young.mkdir()
