@@ -1,13 +1,14 @@
 """Run a command in fresh forks of an artifact and discard them."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from smolbuild.core.errors import SmolbuildError, UsageError
-from smolbuild.machine.base import Engine, ExecRequest
+from smolbuild.core.errors import MachineError, SmolbuildError, UsageError
+from smolbuild.machine.base import Engine, ExecRequest, Machine, RestoreSpec
 from smolbuild.machine.fork import Fork, restore_fork
 from smolbuild.model.artifact import ArtifactConfig
 from smolbuild.store.materialise import Materialised
@@ -16,6 +17,7 @@ __all__ = ["Attempt", "OnForkOutput", "run_forks"]
 
 OnForkOutput = Callable[[int, Literal["stdout", "stderr"], bytes], None]
 _MAX_AT_ONCE = 8
+_MAX_SECONDS = 366 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +65,25 @@ def run_forks(
         health: whether the health check must pass first.
 
     Raises:
-        UsageError: ``count`` is not positive, or standard input is meant for several forks.
+        UsageError: ``count`` or ``timeout`` is out of range, or standard input is meant for several
+            forks.
 
     """
     if count < 1:
         raise UsageError("the number of forks must be at least 1")
+    if not 0 < timeout <= _MAX_SECONDS:  # false for NaN, too
+        raise UsageError(
+            f"the timeout must be above 0 and at most {_MAX_SECONDS:,} seconds, got {timeout:g}"
+        )
     if stdin is not None and count > 1:
         raise UsageError("standard input can only go to one fork", hint="leave out -i or -n")
     command = tuple(argv) or config.run.entrypoint + config.run.cmd
 
+    live = _LiveMachines(engine)
+
     def attempt(number: int) -> Attempt:
         try:
-            fork = restore_fork(engine, files, config, health=health)
+            fork = restore_fork(live, files, config, health=health)
         except SmolbuildError as error:
             return _failed(number, error)
         with contextlib.closing(_Discarding(fork)):
@@ -86,7 +95,43 @@ def run_forks(
     if count == 1:
         return (attempt(1),)
     with ThreadPoolExecutor(min(count, _MAX_AT_ONCE), thread_name_prefix="fork") as pool:
-        return tuple(pool.map(attempt, range(1, count + 1)))
+        try:
+            return tuple(pool.map(attempt, range(1, count + 1)))
+        except BaseException:
+            # Ctrl-C must not wait for what the forks are doing: without machines it ends now.
+            pool.shutdown(wait=False, cancel_futures=True)
+            live.end()
+            raise
+
+
+class _LiveMachines:
+    """An engine that can end every machine it restored, also those still being made fresh."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._machines: list[Machine] = []
+        self._ended = False
+        self.contract = engine.contract
+        self.boot = engine.boot
+
+    def restore(self, spec: RestoreSpec, *, timeout: float = 30.0) -> Machine:
+        """Restore as the engine does, unless ``end`` was called."""
+        machine = self._engine.restore(spec, timeout=timeout)
+        with self._lock:
+            if not self._ended:
+                self._machines.append(machine)
+                return machine
+        machine.discard()
+        raise MachineError("the run was interrupted", code="interrupted")
+
+    def end(self) -> None:
+        """Discard every machine, whoever uses it; none is handed out any more. Idempotent."""
+        with self._lock:
+            self._ended = True
+            machines = tuple(self._machines)
+        for machine in machines:
+            machine.discard()
 
 
 class _Discarding:

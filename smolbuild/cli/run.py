@@ -19,6 +19,7 @@ from smolbuild.store.materialise import materialise
 __all__ = ["run"]
 
 _KEPT = 1 << 20
+_LONG_LINE = 64 * 1024
 
 
 @click.command(
@@ -116,6 +117,9 @@ class _Through:
 
     def _marked(self, number: int, stream: str, data: bytes) -> bytes:
         *lines, rest = (self._partial.pop((number, stream), b"") + data).split(b"\n")
+        if len(rest) > _LONG_LINE:  # a line without end is cut, not kept
+            lines.append(rest)
+            rest = b""
         self._partial[number, stream] = rest
         return b"".join(b"[%d] %s\n" % (number, line) for line in lines)
 
