@@ -215,7 +215,7 @@ class Machine(Protocol):
         """
 
     def checkpoint(self, directory: Path) -> Checkpoint:
-        """Freeze the file systems, stop the machine and save it into ``directory``.
+        """Sync the file systems, stop the machine and save it into ``directory``.
 
         The machine stays stopped; discard it afterwards. The files are complete and fsynced.
         """

@@ -63,7 +63,7 @@ class AgentConnection:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._streams: dict[int, RequestStream] = {}
-        self._greeting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._greeting: queue.Queue[bytes] = queue.Queue(maxsize=1)
         self._gone: MachineError | None = None
         self._closing = False
         self._tunnels = TunnelPump(self.transmit, on_tunnel)
@@ -220,7 +220,7 @@ class AgentConnection:
         if frame.epoch != self._epoch:
             return  # of another life of this machine
         if frame.type is FrameType.HELLO:
-            self._greeting.put(frame.payload)
+            self._greet(frame.payload)
         elif frame.type is FrameType.FAULT:
             said = frame.payload.decode(errors="replace")[:200]
             raise MachineError(f"the guest agent understood nothing: {said}", code="agent-protocol")
@@ -232,6 +232,10 @@ class AgentConnection:
             if stream is not None:
                 stream.deliver(frame)
 
+    def _greet(self, payload: bytes) -> None:
+        with contextlib.suppress(queue.Full):  # one answer is asked for, one is kept
+            self._greeting.put_nowait(payload)
+
     @staticmethod
     def _lost() -> MachineError:
         return MachineError("the connection to the guest agent is gone", code="agent-gone")
@@ -241,7 +245,7 @@ class AgentConnection:
             if self._gone is None:
                 self._gone = error
             streams = list(self._streams.values())
-        self._greeting.put(b"")  # wakes hello
+        self._greet(b"")  # wakes hello
         for stream in streams:
             stream.fail(error)
         with contextlib.suppress(OSError):

@@ -23,6 +23,8 @@ from smolbuild.store.materialise import Materialised
 __all__ = ["Fork", "restore_fork"]
 
 _HOOK_SECONDS = 60.0
+_HOOK_BYTES = 64 * 1024
+"""The end of a hook's output that is kept for its error, however much it writes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,6 +125,11 @@ def _make_fresh(
 
 def _run_hook(machine: Machine, config: ArtifactConfig, number: int, command: str) -> None:
     output = bytearray()
+
+    def keep(_: str, data: bytes) -> None:
+        output.extend(data)
+        del output[:-_HOOK_BYTES]
+
     result = machine.exec(
         ExecRequest(
             argv=("/bin/sh", "-c", command),
@@ -130,7 +137,7 @@ def _run_hook(machine: Machine, config: ArtifactConfig, number: int, command: st
             user="root",
             timeout=_HOOK_SECONDS,
         ),
-        lambda _, data: output.extend(data),
+        keep,
     )
     if result.status != 0:
         raise HealthError(

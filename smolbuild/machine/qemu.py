@@ -213,7 +213,7 @@ class QemuEngine:
         if differences:
             raise MachineError(
                 f"this host does not fit the checkpoint: it needs {'; '.join(differences)}",
-                hint="boot the artifact's disk instead, or build on a host like this one",
+                hint="build it here, or pull an artifact that was built on a host like this one",
                 code="contract",
             )
 

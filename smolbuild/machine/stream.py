@@ -65,6 +65,8 @@ class RequestStream:
         """Take a frame of this stream; more data than the window allows fails the stream."""
         with self._changed:
             if frame.type is FrameType.DATA:
+                if not frame.payload:
+                    return  # nothing to hand on, and no window would bound how many are kept
                 self._waiting += len(frame.payload)
                 if self._waiting + self._ungranted > WINDOW:
                     self._failure = MachineError(

@@ -26,6 +26,10 @@ SendFrame = Callable[[FrameType, int, int, bytes, Deadline], None]
 _SEND_SECONDS = 30.0
 _RESUME = threading.Event()
 _MAX_TUNNELS = 128
+_FRAME_COST = 64
+"""What an empty frame counts in the queue: none is free."""
+_MAX_QUEUED = 2 * _MAX_TUNNELS * WINDOW
+"""Bytes of frames that wait for the pump; an agent that keeps to its windows stays far below."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +50,8 @@ class TunnelPump:
         self._send_frame = send
         self._on_tunnel = on_tunnel
         self._frames: queue.SimpleQueue[Frame | threading.Event] = queue.SimpleQueue()
+        self._queued = 0
+        self._counting = threading.Lock()
         self._paused: threading.Event | None = None
         self._ended = False
         self._tunnels: dict[int, _Tunnel] = {}
@@ -58,7 +64,16 @@ class TunnelPump:
         self._thread.start()
 
     def deliver(self, frame: Frame) -> None:
-        """Hand over a frame of a guest-opened stream."""
+        """Hand over a frame of a guest-opened stream.
+
+        Raises:
+            MachineError: the guest sends faster than it may, and nothing would bound what is kept.
+
+        """
+        with self._counting:
+            self._queued += _cost(frame)
+            if self._queued > _MAX_QUEUED:
+                raise MachineError("the guest agent sent more than it may", code="agent-protocol")
         self._frames.put(frame)
         self._wake()
 
@@ -126,6 +141,9 @@ class TunnelPump:
         with contextlib.suppress(queue.Empty):
             while True:
                 frame = self._frames.get_nowait()
+                if isinstance(frame, Frame):
+                    with self._counting:
+                        self._queued -= _cost(frame)
                 if isinstance(frame, threading.Event):
                     self._paused = None if frame is _RESUME else frame
                     self._drop_all()
@@ -243,3 +261,7 @@ class TunnelPump:
         # A broken connection ends the pump through close(); each tunnel need not hear of it.
         with contextlib.suppress(MachineError):
             self._send_frame(kind, 0, stream, payload, Deadline.after(_SEND_SECONDS))
+
+
+def _cost(frame: Frame) -> int:
+    return _FRAME_COST + len(frame.payload)

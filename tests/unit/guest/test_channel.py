@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from smolbuild.core.errors import MachineError
 from smolbuild.machine.base import ExecRequest
 from smolbuild.machine.channel import AgentChannel
+from smolbuild.machine.tunnel import TunnelPump
 from smolbuild.machine.wire import (
     MAX_DATA,
     WINDOW,
@@ -22,10 +23,12 @@ from smolbuild.machine.wire import (
     FrameType,
     encode_frame,
     text,
+    u8,
     u32,
 )
 
 OK = u32(0) + text("")
+ENDED = OK + u8(1) + u8(0) + u8(0) + u32(0)
 Reply = Callable[[Frame], bytes]
 
 
@@ -168,6 +171,60 @@ def test_more_data_than_the_window_fails_the_call_not_the_memory() -> None:
         copy = channel.get("/x", timeout=10)
         with pytest.raises(MachineError, match="more than it may"):
             slowly(copy)
+
+
+def test_empty_data_are_not_kept_so_that_a_flood_of_them_costs_nothing() -> None:
+    heard: list[bytes] = []
+
+    def reply(frame: Frame) -> bytes:
+        if frame.type is not FrameType.REQUEST:
+            return b""
+        flood = to(frame, FrameType.DATA, b"") * 1000
+        return flood + to(frame, FrameType.DATA, b"x") + to(frame, FrameType.RESULT, ENDED)
+
+    with talking_to(reply) as channel:
+        channel.exec(ExecRequest(argv=("x",)), lambda _, data: heard.append(data))
+    assert heard == [b"x"]
+
+
+def test_greetings_nobody_asked_for_are_not_collected() -> None:
+    def reply(frame: Frame) -> bytes:
+        if frame.type is not FrameType.REQUEST:
+            return b""
+        return to(frame, FrameType.HELLO, u32(1)) * 1000 + to(frame, FrameType.RESULT, OK)
+
+    with talking_to(reply) as channel:
+        channel.ping(5)
+        assert channel._connection._greeting.qsize() == 1
+
+
+def flood(pump: TunnelPump, frame: Frame, *, count: int = 1000) -> None:
+    for _ in range(count):
+        pump.deliver(frame)
+
+
+def test_a_guest_that_floods_the_tunnels_is_cut_off_not_remembered() -> None:
+    stuck = threading.Event()
+
+    def send(*_: object) -> None:
+        assert stuck.wait(20)
+
+    pump = TunnelPump(send, None)
+    pump.deliver(Frame(FrameType.OPEN, 0, 1, 3, b""))  # the pump refuses it, and hangs in sending
+    part = Frame(FrameType.DATA, 0, 1, 3, bytes(WINDOW))
+    try:
+        with pytest.raises(MachineError) as caught:
+            flood(pump, part)
+        assert caught.value.code == "agent-protocol"
+    finally:
+        stuck.set()
+        pump.close()
+    served = TunnelPump(lambda *_: None, None)  # one that is served may send as much as it likes
+    for _ in range(20):
+        flood(served, part, count=100)
+        served.pause(10)
+        served.resume()
+    served.close()
 
 
 def test_a_refusal_carries_the_agents_words() -> None:
