@@ -3,19 +3,20 @@
 import dataclasses
 import datetime as dt
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.build.cache import StepCache, lineage_of
 from smolbuild.build.context import BuildContext, Phases
-from smolbuild.build.gate import Proof, prove_restore
+from smolbuild.build.gate import prove_restore
 from smolbuild.build.pack import (
     encode_agent_cursor,
     pack_artifact,
     pack_streams,
 )
 from smolbuild.build.plan import Plan
+from smolbuild.build.result import BuildResult, reuse
 from smolbuild.build.sign import sign_artifact
 from smolbuild.build.steps import COPY_STEP, run_steps
 from smolbuild.core.digest import hex_of
@@ -40,27 +41,16 @@ from smolbuild.model.contract import Shape
 from smolbuild.model.smolfile import Service
 from smolbuild.source.base_disk import BaseDisk, prepare_base
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
-from smolbuild.store.artifact import Artifact, load_artifact
+from smolbuild.store.artifact import Artifact
 from smolbuild.store.layout import key_name, last_name
 from smolbuild.store.materialise import materialise
 from smolbuild.trust.keys import Signer
 
-__all__ = ["BuildResult", "build"]
+__all__ = ["build"]
 
 _BUILD_LOCK_SECONDS = 4 * 3600.0
 _BOOT_SECONDS = 180.0
 _SPACE_MARGIN = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
-    """What a build left: the artifact, whether it was there before, and what the parts took."""
-
-    artifact: Artifact
-    names: tuple[str, ...]
-    reused: bool
-    phases: Mapping[str, float]
-    proofs: tuple[Proof, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +72,7 @@ def build(
     *,
     no_cache: bool = False,
 ) -> BuildResult:
-    """Build ``plan``, or reuse the artifact that has its key already.
+    """Build ``plan``; see ``result.reuse`` for what need not be built.
 
     Two builds of one key wait for each other and share the result. Nothing is named or signed
     before the restore proof passed; a failed build leaves the step cache and every old name.
@@ -99,8 +89,6 @@ def build(
         SmolbuildError: every class of it; see each part.
 
     """
-    if not no_cache and plan.existing is not None:
-        return _reuse(context, plan, names, phases)
     lock = context.home.locks / f"build-{hex_of(plan.key)}"
     with try_lock(lock) as free:
         if not free:
@@ -108,18 +96,11 @@ def build(
                 Message(level="info", text="another smolbuild builds this key: waiting for it")
             )
     with file_lock(lock, timeout=_BUILD_LOCK_SECONDS, what="the build of this key", interval=0.2):
-        found = context.store.find(key_name(plan.key))
-        if found is not None and not no_cache:
-            return _reuse(context, dataclasses.replace(plan, existing=found), names, phases)
+        done = None if no_cache else reuse(context, plan, names, phases)
+        if done is not None:  # somebody else has just built it
+            return done
         with context.store.lease():
             return _build(context, plan, signer, names, phases, no_cache=no_cache)
-
-
-def _reuse(context: BuildContext, plan: Plan, names: Sequence[str], phases: Phases) -> BuildResult:
-    assert plan.existing is not None  # noqa: S101 - both callers checked
-    artifact = load_artifact(context.store, plan.existing)
-    context.store.name(plan.existing, last_name(plan.name), *names)
-    return BuildResult(artifact=artifact, names=tuple(names), reused=True, phases=phases.seconds)
 
 
 def _build(

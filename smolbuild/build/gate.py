@@ -9,29 +9,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smolbuild.core.digest import Digest, digest_bytes
+from smolbuild.build.result import Proof
+from smolbuild.core.digest import digest_bytes
 from smolbuild.core.errors import HealthError, SmolbuildError
 from smolbuild.machine.base import Engine, Identity
 from smolbuild.machine.fork import Fork, restore_fork
 from smolbuild.model.artifact import ArtifactConfig
 from smolbuild.store.materialise import Materialised
 
-__all__ = ["Proof", "prove_restore"]
+__all__ = ["prove_restore"]
 
 _FORKS = 2
 _CLOCK_SECONDS = 1.0
 _RESTORE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """One restored fork: its ids, milliseconds from the request to health, clock error in ms."""
-
-    machine_id: str
-    boot_id: str
-    random_sha256: Digest
-    ready_ms: int
-    clock_error_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from smolbuild.model.key import KeyInputs, build_key_tree, provenance_key, step_
 from smolbuild.model.keytree import Change, KeyTree, diff_trees, tree_from_json
 from smolbuild.model.oci import Descriptor
 from smolbuild.model.parse import parse_smolfile
+from smolbuild.model.reference import artifact_name
 from smolbuild.model.smolfile import Service, Smolfile
 from smolbuild.source.base_disk import base_identity
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
@@ -102,8 +103,9 @@ def make_plan(
     )
     tree = build_key_tree(inputs)
     key = provenance_key(tree)
+    existing = context.store.find(key_name(key))
     run = run_config(smolfile, base.config)
-    name = smolfile.name or smolfile.path.parent.name.lower() or "machine"
+    name = smolfile.name or artifact_name(smolfile.path.parent.name)
     return Plan(
         smolfile=smolfile,
         name=name,
@@ -122,8 +124,8 @@ def make_plan(
             disk_bytes=smolfile.overlay * _GIB,
             network="full" if smolfile.network.mode == "full" else "none",
         ),
-        existing=context.store.find(key_name(key)),
-        changes=_changes(context, name, tree),
+        existing=existing,
+        changes=() if existing is not None else _changes(context, name, tree),
     )
 
 

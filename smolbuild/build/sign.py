@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from smolbuild.build.gate import Proof
+from smolbuild.build.result import Proof
 from smolbuild.core.codec import encode
 from smolbuild.core.digest import Digest, digest_bytes, hex_of
 from smolbuild.core.errors import VerificationError

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import click
 
-from smolbuild.build.builder import BuildResult
-from smolbuild.build.builder import build as build_artifact
-from smolbuild.build.context import Phases
+from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.plan import Plan, make_plan
-from smolbuild.build.sign import obtain_signer
+from smolbuild.build.result import BuildResult, reuse
 from smolbuild.cli import render
 from smolbuild.cli.context import build_context
 from smolbuild.cli.describe import sizes_of
@@ -20,8 +18,8 @@ from smolbuild.cli.options import (
     smolfile_path,
 )
 from smolbuild.core.codec import encode
-from smolbuild.core.errors import UsageError
 from smolbuild.core.events import Emit, Message
+from smolbuild.model.reference import local_name
 from smolbuild.store.layout import Store
 
 __all__ = ["build"]
@@ -70,12 +68,30 @@ def build(
             plan = make_plan(context, smolfile_path(file, directory), locked=locked)
         _say_notices(plan, emit)
         names = _names(plan, tags)
-        signer = obtain_signer(context.home, key, emit)
-        result = build_artifact(context, plan, signer, names, phases, no_cache=no_cache)
+        result = None if no_cache else reuse(context, plan, names, phases)
+        if result is None:
+            result = _build(context, plan, names, phases, key, no_cache=no_cache)
         pushed = None
         if push_to is not None:
             pushed = _push(context.store, names[0], push_to, emit, phases)
     _report(result, plan, pushed, as_json=as_json)
+
+
+def _build(
+    context: BuildContext,
+    plan: Plan,
+    names: tuple[str, ...],
+    phases: Phases,
+    key: Path | None,
+    *,
+    no_cache: bool,
+) -> BuildResult:
+    # Nothing changed is the common case, and needs neither of these.
+    from smolbuild.build.builder import build as build_anew
+    from smolbuild.build.sign import obtain_signer
+
+    signer = obtain_signer(context.home, key, context.emit)
+    return build_anew(context, plan, signer, names, phases, no_cache=no_cache)
 
 
 def _push(store: Store, name: str, reference: str, emit: Emit, phases: Phases) -> dict[str, object]:
@@ -91,13 +107,7 @@ def _push(store: Store, name: str, reference: str, emit: Emit, phases: Phases) -
 
 
 def _names(plan: Plan, tags: tuple[str, ...]) -> tuple[str, ...]:
-    names = []
-    for tag in tags or (plan.name,):
-        last = tag.rpartition("/")[2]
-        if not last or last.startswith(":") or last.count(":") > 1 or "@" in tag:
-            raise UsageError(f"{tag!r} is no name for an artifact", hint="use NAME or NAME:TAG")
-        names.append(tag if ":" in last else f"{tag}:latest")
-    return tuple(names)
+    return tuple(local_name(tag) for tag in tags or (plan.name,))
 
 
 def _say_notices(plan: Plan, emit: Emit) -> None:

@@ -1,0 +1,54 @@
+"""What a build leaves, and the shortest way to it: an artifact with the plan's key is there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from smolbuild.build.context import BuildContext, Phases
+from smolbuild.build.plan import Plan
+from smolbuild.core.digest import Digest
+from smolbuild.store.artifact import Artifact, load_artifact
+from smolbuild.store.layout import key_name, last_name
+
+__all__ = ["BuildResult", "Proof", "reuse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """One restored fork: its ids, milliseconds from the request to health, clock error in ms."""
+
+    machine_id: str
+    boot_id: str
+    random_sha256: Digest
+    ready_ms: int
+    clock_error_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """The artifact, its names, whether it was there before, and what the parts took."""
+
+    artifact: Artifact
+    names: tuple[str, ...]
+    reused: bool
+    phases: Mapping[str, float]
+    """Seconds by phase, in order."""
+    proofs: tuple[Proof, ...] = ()
+
+
+def reuse(
+    context: BuildContext, plan: Plan, names: Sequence[str], phases: Phases
+) -> BuildResult | None:
+    """Name the local artifact that has the plan's key, and return it; None: there is none.
+
+    Starts no machine. Idempotent.
+
+    Raises:
+        VerificationError: the artifact's index, manifest or config is damaged.
+
+    """
+    found = context.store.find(key_name(plan.key))
+    if found is None:
+        return None
+    artifact = load_artifact(context.store, found)
+    context.store.name(found, last_name(plan.name), *names)
+    return BuildResult(artifact=artifact, names=tuple(names), reused=True, phases=phases.seconds)
