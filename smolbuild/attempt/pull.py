@@ -1,18 +1,16 @@
 """Pull an artifact by reference: verified from the signature down before anything is opened."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smolbuild.core.digest import Digest
-from smolbuild.core.errors import VerificationError
-from smolbuild.core.events import Emit
+from smolbuild.core.errors import RegistryError, VerificationError
+from smolbuild.core.events import Emit, silent
 from smolbuild.core.files import require_space
-from smolbuild.model.artifact import decode_config
+from smolbuild.model.artifact import MAX_CONFIG_BYTES, decode_config
 from smolbuild.model.oci import (
     BUNDLE_TYPE,
     Descriptor,
-    Manifest,
     parse_index,
     parse_manifest,
 )
@@ -20,14 +18,13 @@ from smolbuild.model.reference import Reference
 from smolbuild.registry.client import RegistryClient
 from smolbuild.registry.transfer import pull_blobs
 from smolbuild.store.artifact import Artifact, choose_child, load_artifact, parse_machine
-from smolbuild.store.layout import Ingest, Store
+from smolbuild.store.layout import Store
+from smolbuild.trust.bundle import MAX_BUNDLE_BYTES
 from smolbuild.trust.keys import PublicKey
 from smolbuild.trust.statement import SIGN_TYPE
-from smolbuild.trust.verify import Evidence, Verified, verify_signed
+from smolbuild.trust.verify import MAX_CANDIDATES, Evidence, Verified, verify_signed
 
 __all__ = ["Pulled", "RegistryEvidence", "pull_artifact", "verify_artifact"]
-
-_MAX_BUNDLE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ class RegistryEvidence:
 
     def blob(self, descriptor: Descriptor) -> bytes:
         """Return the bytes of a small blob, digest checked."""
-        if descriptor.size > _MAX_BUNDLE:
+        if descriptor.size > MAX_BUNDLE_BYTES:
             raise VerificationError(f"{descriptor.digest} is too large for a signature")
         data = bytearray()
         self._client.pull_blob(self._repository, descriptor, data.extend)
@@ -102,8 +99,7 @@ def pull_artifact(
 
     Raises:
         VerificationError: a check failed; nothing is named or materialised.
-        RegistryError: the registry failed after retries.
-        UsageError: the reference names nothing there.
+        RegistryError: the registry failed after retries, or has nothing of this name.
 
     """
     repository = reference.repository
@@ -116,7 +112,7 @@ def pull_artifact(
     manifest = parse_machine(raw)
     with store.lease():
         fetched = _pull(store, client, repository, [manifest.config], emit)
-        decode_config(store.read(manifest.config.digest, limit=64 << 20))
+        decode_config(store.read(manifest.config.digest, limit=MAX_CONFIG_BYTES))
         fetched += _pull(store, client, repository, list(manifest.layers), emit)
         store.add_bytes(raw)
         store.add_bytes(top)
@@ -140,26 +136,27 @@ def _pull(
         return 0
     needed = sum(blob.size for blob in missing.values())
     require_space(store.root, needed, what="pulling the artifact")
-
-    @contextlib.contextmanager
-    def sink(blob: Descriptor) -> Iterator[Ingest]:
-        with store.ingest(blob) as receive:
-            yield receive
-
-    return pull_blobs(client, repository, list(missing.values()), sink, emit=emit)
+    return pull_blobs(client, repository, list(missing.values()), store.ingest, emit=emit)
 
 
 def _keep_signatures(
     store: Store, client: RegistryClient, repository: str, subject: Descriptor
 ) -> None:
-    """Copy what refers to ``subject``, so that it verifies later without the registry."""
-    for entry in client.referrers(repository, subject.digest):
-        with contextlib.suppress(VerificationError):  # rubbish that somebody attached
+    """Copy what refers to ``subject``, so that it verifies later without the registry.
+
+    Anybody may attach anything: what is not there, fits nothing or is large is passed over.
+    """
+    for entry in client.referrers(repository, subject.digest)[:MAX_CANDIDATES]:
+        try:
             raw, _ = client.get_manifest(repository, entry.digest)
-            manifest: Manifest = parse_manifest(raw)
-            if manifest.subject is None or manifest.subject.digest != subject.digest:
-                continue
-            small = [b for b in (manifest.config, *manifest.layers) if b.size <= _MAX_BUNDLE]
-            if len(small) == len(manifest.layers) + 1:
-                _pull(store, client, repository, small, lambda _: None)
+            manifest = parse_manifest(raw)
+            blobs = (manifest.config, *manifest.layers)
+            ours = manifest.subject is not None and manifest.subject.digest == subject.digest
+            if ours and sum(blob.size for blob in blobs) <= MAX_BUNDLE_BYTES:
+                _pull(store, client, repository, blobs, silent)
                 store.attach(raw)
+        except VerificationError:
+            continue
+        except RegistryError as error:
+            if error.code != "not-found":
+                raise

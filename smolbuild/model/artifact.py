@@ -19,6 +19,7 @@ from smolbuild.model.smolfile import Health, Network, RestoreContract, Service
 
 __all__ = [
     "FORMAT_VERSION",
+    "MAX_CONFIG_BYTES",
     "ArtifactConfig",
     "Chunk",
     "DiskDelta",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-_MAX_CONFIG_BYTES = 64 * 1024 * 1024
+MAX_CONFIG_BYTES = 64 * 1024 * 1024
 _MAX_CHUNK = 64 * 1024 * 1024
 _MAX_STREAM = 1 << 44
 
@@ -151,7 +152,7 @@ def decode_config(data: bytes) -> ArtifactConfig:
         VerificationError: unknown format version, malformed, or chunk maps that do not add up.
 
     """
-    value = parse_json_object(data, "artifact config", limit=_MAX_CONFIG_BYTES)
+    value = parse_json_object(data, "artifact config", limit=MAX_CONFIG_BYTES)
     version = value.get("formatVersion")
     if version != FORMAT_VERSION:
         raise VerificationError(

@@ -6,11 +6,12 @@ always taken over them, never over a re-serialisation.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from smolbuild.core.digest import Digest, digest_bytes, parse_digest
+from smolbuild.core.digest import Digest, digest_bytes, hex_of, parse_digest
 from smolbuild.core.errors import VerificationError
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Manifest",
     "describe",
     "encode_json",
+    "fallback_tag",
     "parse_index",
     "parse_json_object",
     "parse_manifest",
@@ -58,6 +60,7 @@ BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 """Registries refuse more (docker-registry: 4 MiB), so readers do too."""
 _MAX_CHILDREN = 100_000
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _GO_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -120,6 +123,11 @@ def describe(data: bytes, media_type: str) -> Descriptor:
     return Descriptor(media_type=media_type, digest=digest_bytes(data), size=len(data))
 
 
+def fallback_tag(subject: Digest) -> str:
+    """Return the name of the index of ``subject``'s referrers where there is no referrers API."""
+    return f"sha256-{hex_of(subject)}"
+
+
 def encode_json(value: object) -> bytes:
     """Return the bytes we write for manifests, configs and statements: compact, keys as given.
 
@@ -142,6 +150,8 @@ def parse_json_object(
         _bad(what, f"it has {len(data):,} bytes, more than the {limit:,} allowed")
     try:
         value = json.loads(data)
+        if _SURROGATE.search(data):  # half of a pair could never be written out again
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise VerificationError(f"{what} is not JSON: {error}", code="malformed") from error
     if not isinstance(value, dict):

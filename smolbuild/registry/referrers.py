@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from smolbuild.core.digest import Digest, hex_of
+from smolbuild.core.digest import Digest
 from smolbuild.core.errors import RegistryError, UsageError, VerificationError
 from smolbuild.model.oci import (
     INDEX_TYPE,
     Descriptor,
     encode_json,
+    fallback_tag,
     parse_index,
     parse_manifest,
 )
@@ -30,18 +31,13 @@ from smolbuild.registry.tokens import pull_scope
 if TYPE_CHECKING:
     from smolbuild.registry.session import Session
 
-__all__ = ["MAX_REFERRERS", "attach", "fallback_tag", "list_referrers"]
+__all__ = ["MAX_REFERRERS", "attach", "list_referrers"]
 
 MAX_REFERRERS = 1000
 """More than this for one subject is refused rather than searched."""
 _NO_API = frozenset({400, 404, 405, 406, 501})
 _ROUNDS = 5
 _MAX_PAGES = 100
-
-
-def fallback_tag(digest: Digest) -> str:
-    """Return the tag under which a registry without the API keeps the referrers of ``digest``."""
-    return f"sha256-{hex_of(digest)}"
 
 
 def list_referrers(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import VerificationError
-from smolbuild.model.artifact import ArtifactConfig, decode_config
+from smolbuild.model.artifact import MAX_CONFIG_BYTES, ArtifactConfig, decode_config
 from smolbuild.model.oci import (
     ARTIFACT_TYPE,
     CONFIG_TYPE,
@@ -18,8 +18,6 @@ from smolbuild.model.oci import (
 from smolbuild.store.layout import Store
 
 __all__ = ["Artifact", "choose_child", "load_artifact", "open_artifact", "parse_machine"]
-
-_MAX_CONFIG = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ def load_artifact(store: Store, descriptor: Descriptor) -> Artifact:
     index = parse_index(store.read(descriptor.digest))
     child = choose_child(index)
     manifest = parse_machine(store.read(child.digest))
-    config = decode_config(store.read(manifest.config.digest, limit=_MAX_CONFIG))
+    config = decode_config(store.read(manifest.config.digest, limit=MAX_CONFIG_BYTES))
     return Artifact(index=index, manifest=manifest, config=config)
 
 

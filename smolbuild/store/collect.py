@@ -8,10 +8,11 @@ from smolbuild.model.oci import (
     DOCKER_LIST_TYPE,
     INDEX_TYPE,
     Descriptor,
+    fallback_tag,
     parse_index,
     parse_manifest,
 )
-from smolbuild.store.layout import Store, fallback_tag
+from smolbuild.store.layout import Store, is_fallback_tag
 
 __all__ = ["collect"]
 
@@ -30,9 +31,9 @@ def collect(store: Store) -> int:
     """
     with store.exclusive():
         names = store.names()
-        roots = [entry for name, entry in names.items() if not name.startswith("sha256-")]
+        roots = [entry for name, entry in names.items() if not is_fallback_tag(name)]
         alive = _reach(store, roots)
-        referrers = [(name, entry) for name, entry in names.items() if name.startswith("sha256-")]
+        referrers = [(name, entry) for name, entry in names.items() if is_fallback_tag(name)]
         changed = True
         while changed:  # a referrer of a referrer (a signature of an attestation) stays as well
             changed = False

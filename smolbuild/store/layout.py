@@ -28,19 +28,15 @@ from smolbuild.model.oci import (
     Descriptor,
     Index,
     encode_json,
+    fallback_tag,
     parse_index,
     parse_manifest,
 )
 
-__all__ = ["Ingest", "Store", "fallback_tag", "is_internal", "key_name", "last_name"]
+__all__ = ["Ingest", "Store", "is_fallback_tag", "is_internal", "key_name", "last_name"]
 
 REF_NAME = "org.opencontainers.image.ref.name"
 _LOCK_SECONDS = 60.0
-
-
-def fallback_tag(subject: Digest) -> str:
-    """Return the name of the index of ``subject``'s referrers (distribution-spec fallback)."""
-    return f"sha256-{hex_of(subject)}"
 
 
 def key_name(key: Digest) -> str:
@@ -51,6 +47,11 @@ def key_name(key: Digest) -> str:
 def last_name(name: str) -> str:
     """Return the name under which the last build of ``name`` is found, to explain the next one."""
     return "last-" + name.replace("/", "--").replace(":", "--")
+
+
+def is_fallback_tag(name: str) -> bool:
+    """Return whether ``name`` stands for an index of referrers (see ``fallback_tag``)."""
+    return name.startswith("sha256-") and is_internal(name)
 
 
 def is_internal(name: str) -> bool:
@@ -238,7 +239,7 @@ class Store:
             found = {
                 entry.digest: entry
                 for name, entry in names.items()
-                if hex_of(entry.digest).startswith(wanted) and not name.startswith("sha256-")
+                if hex_of(entry.digest).startswith(wanted) and not is_fallback_tag(name)
             }
             if len(found) == 1:
                 return next(iter(found.values()))

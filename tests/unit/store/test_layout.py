@@ -13,9 +13,10 @@ from smolbuild.model.oci import (
     Descriptor,
     describe,
     encode_json,
+    fallback_tag,
 )
 from smolbuild.store.collect import collect
-from smolbuild.store.layout import Store, fallback_tag
+from smolbuild.store.layout import Store
 
 
 @pytest.fixture
