@@ -11,7 +11,7 @@ from smolbuild.build.cache import StepCache
 from smolbuild.build.files import DeclaredFiles, tar_stream
 from smolbuild.build.owners import guest_owners
 from smolbuild.core.digest import Digest
-from smolbuild.core.errors import BuildError
+from smolbuild.core.errors import BuildError, MachineError
 from smolbuild.core.events import Emit, Output, StepFinished, StepStarted
 from smolbuild.machine.base import ExecRequest, Machine
 from smolbuild.machine.health import merge_env
@@ -116,8 +116,14 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
             ),
             on_output,
         )
-    finally:
         let_through(machine, Network())
+    except MachineError as error:
+        raise MachineError(
+            f"{_where(smolfile, step)}step {step.name}: {error.message}",
+            hint=error.hint or "the machine ended or does not answer any more: see its console",
+            code=error.code,
+            details=error.details,
+        ) from error
     if result.status == 0 and not result.timed_out:
         return
     lines = b"".join(last).decode("utf-8", "backslashreplace").splitlines()[-_TAIL_LINES:]
