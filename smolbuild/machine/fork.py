@@ -23,6 +23,8 @@ from smolbuild.store.materialise import Materialised
 __all__ = ["Fork", "restore_fork"]
 
 _HOOK_SECONDS = 60.0
+_HOSTNAME = 63
+"""Longest host name that is also one label in DNS."""
 _HOOK_BYTES = 64 * 1024
 """The end of a hook's output that is kept for its error, however much it writes."""
 
@@ -95,7 +97,7 @@ def _make_fresh(
     machine: Machine, config: ArtifactConfig, requested: float, *, health: bool
 ) -> Fork:
     name = config.name.rpartition("/")[2].partition(":")[0] or "smolbuild"
-    fork_id = f"{name}-{secrets.token_hex(4)}"
+    fork_id = f"{name[: _HOSTNAME - 9].rstrip('-._')}-{secrets.token_hex(4)}"
     if config.network.mode == "allow":
         let_through(machine, config.network)
     identity = machine.freshen(

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from smolbuild.core.digest import Digest, parse_digest
 from smolbuild.core.errors import UsageError
 
-__all__ = ["DEFAULT_TAG", "DOCKER_HUB", "Reference", "is_loopback", "parse_reference"]
+__all__ = [
+    "DEFAULT_TAG",
+    "DOCKER_HUB",
+    "Reference",
+    "artifact_name",
+    "is_loopback",
+    "local_name",
+    "parse_reference",
+]
 
 DOCKER_HUB = "docker.io"
 DEFAULT_TAG = "latest"
@@ -102,6 +110,8 @@ def parse_reference(text: str) -> Reference:
         raise _bad(text, "a reference has no scheme: leave out everything up to '://'")
     name, at, digest_text = text.partition("@")
     digest = None
+    if at and not digest_text.startswith("sha256:"):
+        raise _bad(text, "what follows '@' is not a sha256 digest; it takes no user or password")
     if at:
         try:
             digest = parse_digest(digest_text)
@@ -117,6 +127,37 @@ def parse_reference(text: str) -> Reference:
     if not colon and not at:
         tag = DEFAULT_TAG
     return Reference(registry=registry, repository=repository, tag=tag or None, digest=digest)
+
+
+def local_name(text: str) -> str:
+    """Return ``NAME:TAG`` for a name in the local store; without a tag it is ``latest``.
+
+    NAME may be a repository with or without its registry, so that what was pulled can be named so.
+
+    Raises:
+        UsageError: it does not follow the grammar of references, or has a digest.
+
+    """
+    head, slash, last = text.rpartition("/")
+    last, colon, tag = last.partition(":")
+    name, tag = head + slash + last, tag if colon else DEFAULT_TAG
+    first, _, rest = name.partition("/")
+    well = _REPOSITORY.fullmatch(name) or (_HOST.fullmatch(first) and _REPOSITORY.fullmatch(rest))
+    if not well or not _TAG.fullmatch(tag) or len(name) > _MAX_NAME:
+        shown = "".join(char if char.isprintable() else "·" for char in text[:80])
+        raise UsageError(
+            f"{shown!r} is no name for an artifact",
+            hint="use NAME or NAME:TAG: lower-case letters and digits in parts, joined by '/', "
+            "inside a part by '.', '_' or '-'",
+            code="name",
+        )
+    return f"{name}:{tag}"
+
+
+def artifact_name(text: str) -> str:
+    """Return the nearest valid name to ``text`` (a directory's name), or ``machine``."""
+    parts = re.findall(r"[a-z0-9]+", text.lower(), re.ASCII)
+    return "-".join(parts)[:_MAX_NAME].strip("-") or "machine"
 
 
 def is_loopback(registry: str) -> bool:
@@ -167,8 +208,10 @@ def _why_not_a_repository(repository: str) -> str:
 
 
 def _bad(text: str, problem: str) -> UsageError:
+    # Who takes a reference for a URL may write a password into it: never repeat that.
+    shown = re.sub(r"[^/@\s]*:[^/@\s]*@(?!sha256:)", "…@", text[:200])
     return UsageError(
-        f"{text[:200]!r} is not a valid reference: {problem}",
+        f"{shown!r} is not a valid reference: {problem}",
         hint=f"write it like {_EXAMPLES}",
         code="reference",
     )

@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError
-from smolbuild.model.reference import Reference, is_loopback, parse_reference
+from smolbuild.model.reference import (
+    Reference,
+    artifact_name,
+    is_loopback,
+    local_name,
+    parse_reference,
+)
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 
@@ -118,3 +124,62 @@ def test_any_text_is_a_reference_or_a_usage_error(text):
     except UsageError:
         return
     assert parse_reference(str(reference)) == reference
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("notes", "notes:latest"),
+        ("notes:v1", "notes:v1"),
+        ("acme/agent-env:2026.1", "acme/agent-env:2026.1"),
+        ("localhost:5000/x", "localhost:5000/x:latest"),
+        ("registry.example.com/team/x:V1", "registry.example.com/team/x:V1"),
+    ],
+)
+def test_names_of_the_local_store(text, name):
+    assert local_name(text) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ":v", "a:", "a:b:c", "a b", "a\nb", "a\x1b[31m", "-x", "Ünï", "a/", "/a", "A/b c"),
+        "x@sha256:" + "0" * 64,
+        "a" * 300,
+        "a:" + "t" * 129,
+    ],
+)
+def test_what_is_no_name_is_said_without_commanding_the_terminal(text):
+    with pytest.raises(UsageError) as caught:
+        local_name(text)
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [
+        ("notes-service", "notes-service"),
+        ("My Project ü", "my-project"),
+        ("…", "machine"),
+        ("", "machine"),
+        ("x" * 400, "x" * 255),
+    ],
+)
+def test_a_directory_gives_a_valid_name(directory, name):
+    assert artifact_name(directory) == name
+    assert local_name(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://robot:hunter2@registry.example.com/x",
+        "robot:hunter2@registry.example.com/x:1",
+        "registry.example.com/robot:hunter2@x",
+        "a:b:hunter2@sha256@x",
+    ],
+)
+def test_a_password_in_a_reference_is_not_repeated(text):
+    with pytest.raises(UsageError) as caught:
+        parse_reference(text)
+    assert "hunter2" not in caught.value.message + caught.value.hint
