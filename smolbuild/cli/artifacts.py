@@ -1,12 +1,16 @@
 """``smolbuild ls``, ``inspect`` and ``rm``."""
 
+from collections.abc import Iterator
+
 import click
 
 from smolbuild.cli.describe import describe_artifact, packed_bytes, print_table, short
 from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.codec import encode
-from smolbuild.core.errors import UsageError, VerificationError
+from smolbuild.core.errors import VerificationError
+from smolbuild.core.home import Home
 from smolbuild.model.artifact import ArtifactConfig
+from smolbuild.model.oci import Descriptor
 from smolbuild.store.artifact import load_artifact, open_artifact
 from smolbuild.store.layout import Store, is_internal
 from smolbuild.store.materialise import materialised_directory
@@ -14,34 +18,19 @@ from smolbuild.store.remove import remove_names
 
 __all__ = ["inspect", "ls", "rm"]
 
+_NO_NAME = "-"
+
 
 @click.command(epilog="Example:  smolbuild ls --json")
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="Also what no name stands for any more."
+)
 @json_option
-def ls(*, as_json: bool) -> None:
+def ls(*, everything: bool, as_json: bool) -> None:
     """List the artifacts of the local store."""
     place = home()
     store = Store(place.store)
-    rows: list[dict[str, object]] = []
-    for name, entry in store.names().items():
-        if is_internal(name):
-            continue
-        try:
-            artifact = load_artifact(store, entry)
-        except VerificationError as error:
-            rows.append({"name": name, "digest": entry.digest, "damaged": error.message})
-            continue
-        rows.append(
-            {
-                "name": name,
-                "digest": entry.digest,
-                "key": artifact.config.key,
-                "created": artifact.config.created,
-                "packedBytes": packed_bytes(artifact),
-                "materialised": materialised_directory(
-                    place.materialised, artifact.manifest.descriptor.digest
-                ).is_dir(),
-            }
-        )
+    rows = [_row(place, store, name, entry) for name, entry in _listed(store, everything)]
     if as_json:
         print_json({"artifacts": rows})
         return
@@ -56,6 +45,32 @@ def ls(*, as_json: bool) -> None:
             size = f"{int(str(row['packedBytes'])) / 1e6:.1f} MB"
             table.append((str(row["name"]), short(str(row["digest"])), str(row["created"]), size))
     print_table(table)
+
+
+def _listed(store: Store, everything: bool) -> Iterator[tuple[str, Descriptor]]:
+    names = store.names()
+    named = {entry.digest for name, entry in names.items() if not is_internal(name)}
+    for name, entry in names.items():
+        if not is_internal(name):
+            yield name, entry
+        elif everything and name.startswith("key-") and entry.digest not in named:
+            yield _NO_NAME, entry
+
+
+def _row(place: Home, store: Store, name: str, entry: Descriptor) -> dict[str, object]:
+    try:
+        artifact = load_artifact(store, entry)
+    except VerificationError as error:
+        return {"name": name, "digest": entry.digest, "damaged": error.message}
+    files = materialised_directory(place.materialised, artifact.manifest.descriptor.digest)
+    return {
+        "name": name,
+        "digest": entry.digest,
+        "key": artifact.config.key,
+        "created": artifact.config.created,
+        "packedBytes": packed_bytes(artifact),
+        "materialised": files.is_dir(),
+    }
 
 
 @click.command(epilog="Example:  smolbuild inspect notes:v1 --json")
@@ -115,13 +130,8 @@ def _names_of(store: Store, text: str) -> list[str]:
     if text in names or f"{text}:latest" in names:
         chosen = [text if text in names else f"{text}:latest"]
     else:
-        chosen = [
-            name
-            for name, entry in names.items()
-            if entry.digest == found.digest and not is_internal(name)
-        ]
-    if not chosen:
-        raise UsageError(f"{text} has no name left to remove", code="not-found")
+        every = [name for name, entry in names.items() if entry.digest == found.digest]
+        chosen = [name for name in every if not is_internal(name)] or every
     return chosen
 
 

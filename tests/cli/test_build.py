@@ -273,12 +273,26 @@ def test_two_builds_of_one_key_share_the_result(smolbuild, built, project, own_p
     assert sorted(value["reused"] for value in values) == [False, True]
 
 
-def test_no_cache_builds_anew(smolbuild, built, project):
-    done = smolbuild("build", "-C", str(project), "-t", "anew:v1", "--no-cache", "--json")
-    assert done.status == 0, done.stderr
-    value = done.document("build")
-    assert not value["reused"]
-    assert value["key"] == built["key"]
+def test_no_cache_builds_anew_and_what_lost_its_name_can_be_removed(
+    smolbuild, built, project, own_project
+):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    (own_project / "two.txt").write_text("anew\n")
+    arguments = ("build", "-C", str(own_project), "-t", "anew:v1", "--json")
+    first = smolbuild(*arguments).document("build")
+    again = smolbuild(*arguments, "--no-cache").document("build")
+    assert not again["reused"]
+    assert again["key"] == first["key"]
+    assert again["digest"] != first["digest"]
+    (own_project / "two.txt").write_text("anew once more\n")
+    last = smolbuild(*arguments).document("build")
+    listed = smolbuild("ls", "--all", "--json").document("ls")["artifacts"]
+    names = {row["digest"]: row["name"] for row in listed}
+    assert names[last["digest"]] == "anew:v1"
+    assert names[again["digest"]] == "-"
+    removed = smolbuild("rm", again["digest"][:20], "--json").document("rm")
+    assert removed["freedBytes"] > 0
+    assert smolbuild("rm", "anew:v1").status == 0
 
 
 def test_the_home_is_private(smolbuild, built):
