@@ -3,6 +3,7 @@
 ``materialised/<hex of the manifest digest>/`` holds ``disk.raw``, ``memory.raw``, ``state.bin``,
 ``kernel`` and ``initrd``. The directory appears by one rename after everything in it was verified
 and fsynced, so its existence is the proof; nothing is hashed or decompressed on the restore path.
+What somebody deleted or cut short afterwards shows in the files' lengths, and is made anew.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from smolbuild.core.digest import Digest, hex_of
+from smolbuild.core.digest import Digest, hex_of, parse_digest, parse_digest
 from smolbuild.core.events import Emit, Transfer
 from smolbuild.core.files import (
     file_lock,
@@ -33,7 +34,13 @@ from smolbuild.store.artifact import Artifact
 from smolbuild.store.chunks import read_chunk, unpack_blob, unpack_stream
 from smolbuild.store.layout import Store
 
-__all__ = ["Materialised", "forget_materialised", "materialise", "materialised_directory"]
+__all__ = [
+    "Materialised",
+    "forget_materialised",
+    "materialise",
+    "materialised_digests",
+    "materialised_directory",
+]
 
 _LOCK_SECONDS = 600.0
 
@@ -53,6 +60,15 @@ class Materialised:
 def materialised_directory(root: Path, manifest: Digest) -> Path:
     """Return where the machine with this manifest digest is or would be materialised."""
     return root / hex_of(manifest)
+
+
+def materialised_digests(root: Path) -> tuple[Digest, ...]:
+    """Return the manifest digests of all machines that are materialised below ``root``."""
+    found = []
+    for entry in root.iterdir():
+        with contextlib.suppress(ValueError):
+            found.append(parse_digest(f"sha256:{entry.name}"))
+    return tuple(found)
 
 
 def materialise(
@@ -75,15 +91,16 @@ def materialise(
 
     """
     final = materialised_directory(root, artifact.manifest.descriptor.digest)
-    if final.is_dir() and not force:
+    if not force and _is_whole(final, artifact.config):
         return _files(final)
-    with file_lock(_lock(final), timeout=_LOCK_SECONDS, what=f"materialising {final.name[:12]}"):
-        if final.is_dir():
-            if not force:
-                return _files(final)
-            remove_tree(final)
+    with (
+        store.lease(),
+        file_lock(_lock(final), timeout=_LOCK_SECONDS, what=f"materialising {final.name[:12]}"),
+    ):
+        if final.is_dir() and not force:
+            return _files(final)
         temporary = root / f".tmp-{final.name}"
-        remove_tree(temporary)  # left by a process that died here; the lock says it is gone
+        _clear(final, temporary)
         require_space(root, _raw_bytes(artifact.config), what="materialising the artifact")
         try:
             temporary.mkdir(mode=0o700)
@@ -99,11 +116,30 @@ def forget_materialised(root: Path, manifest: Digest) -> None:
     """Remove the files of a materialised artifact. Idempotent; running forks keep what they map."""
     final = materialised_directory(root, manifest)
     with file_lock(_lock(final), timeout=_LOCK_SECONDS, what=f"materialising {final.name[:12]}"):
-        temporary = root / f".tmp-{final.name}"
-        remove_tree(temporary)
-        with contextlib.suppress(FileNotFoundError):
-            final.rename(temporary)  # no reader ever sees half a directory
-        remove_tree(temporary)
+        _clear(final, root / f".tmp-{final.name}")
+
+
+def _clear(final: Path, temporary: Path) -> None:
+    """Remove both; the caller holds the lock. No reader ever sees half a directory."""
+    remove_tree(temporary)  # left by a process that died here; the lock says it is gone
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(temporary)
+    remove_tree(temporary)
+
+
+def sweep_materialised(store: Store, root: Path) -> None:
+    """Remove the files of machines whose manifest is not in ``store``; hold no lease. Idempotent.
+
+    Such a build or proof was killed before anything got a name.
+    """
+    for entry in os.scandir(root):
+        name = entry.name.removeprefix(".tmp-")
+        try:
+            digest = parse_digest(f"sha256:{name}")
+        except ValueError:
+            continue
+        if not store.has(digest):
+            forget_materialised(root, digest)
 
 
 def _lock(final: Path) -> Path:
@@ -119,6 +155,21 @@ def _files(directory: Path) -> Materialised:
         kernel=directory / "kernel",
         initrd=directory / "initrd",
     )
+
+
+def _is_whole(directory: Path, config: ArtifactConfig) -> bool:
+    files = _files(directory)
+    lengths = (
+        (files.disk, config.shape.disk_bytes),
+        (files.memory, config.memory.size),
+        (files.state, config.device_state.length),
+        (files.kernel, config.kernel.length),
+        (files.initrd, config.initrd.length),
+    )
+    try:
+        return all(path.stat().st_size == length for path, length in lengths)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _raw_bytes(config: ArtifactConfig) -> int:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from smolbuild.core.digest import Digest
-from smolbuild.core.errors import VerificationError
-from smolbuild.model.oci import Descriptor
-from smolbuild.store.artifact import load_artifact
 from smolbuild.store.collect import collect
 from smolbuild.store.layout import Store, is_internal
-from smolbuild.store.materialise import forget_materialised
+from smolbuild.store.materialise import (
+    forget_materialised,
+    sweep_materialised,
+    materialised_digests,
+)
 
 __all__ = ["remove_names"]
 
@@ -30,20 +30,11 @@ def remove_names(store: Store, materialised: Path, names: Sequence[str]) -> int:
     touched = {before[name].digest for name in names if name in before}
     store.unname(*names)
     named = {entry.digest for name, entry in store.names().items() if not is_internal(name)}
-    for digest in touched - named:
-        entry = next(e for e in before.values() if e.digest == digest)
-        _forget(store, materialised, entry)
-        store.unname(*(name for name, e in store.names().items() if e.digest == digest))
-    return collect(store)
-
-
-def _forget(store: Store, materialised: Path, entry: Descriptor) -> None:
-    for manifest in _manifests(store, entry):
-        forget_materialised(materialised, manifest)
-
-
-def _manifests(store: Store, entry: Descriptor) -> list[Digest]:
-    try:
-        return [load_artifact(store, entry).manifest.descriptor.digest]
-    except VerificationError:
-        return []  # damaged: its files, if any, are found by nobody
+    gone = touched - named
+    store.unname(*(name for name, entry in store.names().items() if entry.digest in gone))
+    freed = collect(store)
+    # Whatever is materialised without its manifest in the store belongs to nothing any more.
+    for digest in materialised_digests(materialised):
+        if not store.has(digest):
+            forget_materialised(materialised, digest)
+    return freed

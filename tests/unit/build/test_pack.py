@@ -10,7 +10,12 @@ from smolbuild.core.events import silent
 from smolbuild.model.artifact import decode_config, encode_config
 from smolbuild.store import materialise as materialise_module
 from smolbuild.store.artifact import load_artifact, open_artifact
-from smolbuild.store.materialise import forget_materialised, materialise
+from smolbuild.store.materialise import (
+    forget_materialised,
+    materialise,
+    materialised_digests,
+)
+from smolbuild.store.remove import remove_names
 
 
 def test_what_comes_out_is_what_went_in(packed):
@@ -96,6 +101,21 @@ def test_leftovers_of_a_killed_materialisation_are_swept(packed):
     forget_materialised(packed.root, artifact.manifest.descriptor.digest)
     forget_materialised(packed.root, artifact.manifest.descriptor.digest)
     assert not files.directory.exists()
+
+
+def test_removing_sweeps_what_is_materialised_and_named_by_nothing(packed):
+    old, new = packed.pack("x"), packed.pack("y")
+    for artifact in (old, new):
+        materialise(packed.store, artifact, packed.root, emit=silent)
+        packed.store.name(artifact.index.descriptor, "x:latest")
+    other = packed.pack("z")
+    packed.store.name(other.index.descriptor, "z:latest")
+    assert len(materialised_digests(packed.root)) == 2
+    remove_names(packed.store, packed.root, ["z:latest"])
+    assert materialised_digests(packed.root) == (new.manifest.descriptor.digest,)
+    remove_names(packed.store, packed.root, ["x:latest"])
+    assert materialised_digests(packed.root) == ()
+    assert list(packed.store.blobs()) == []
 
 
 def test_artifacts_are_opened_by_name(packed):
