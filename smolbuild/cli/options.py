@@ -9,9 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
+from smolbuild.core.files import sweep_temporaries
 from smolbuild.core.home import Home, open_home
 
 __all__ = ["file_options", "home", "json_option", "print_json", "progress_option", "smolfile_path"]
+
+_LEFT_OVER_SECONDS = 24 * 3600.0
+"""Nothing that is still being written stays untouched for so long."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,7 +64,15 @@ def home() -> Home:
 
     opened = open_home(os.environ)
     sweep(opened)
+    for directory in (opened.store / "blobs" / "sha256", opened.materialised, *_parts_of(opened)):
+        sweep_temporaries(directory, older_than=_LEFT_OVER_SECONDS)
     return opened
+
+
+def _parts_of(place: Home) -> list[Path]:
+    """Return the caches, each of which may hold what a killed command was writing."""
+    with os.scandir(place.cache) as listing:
+        return [Path(entry.path) for entry in listing if entry.is_dir(follow_symlinks=False)]
 
 
 def smolfile_path(file: Path | None, directory: Path | None) -> Path:

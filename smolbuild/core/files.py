@@ -20,13 +20,17 @@ __all__ = [
     "private_directory",
     "remove_tree",
     "require_space",
+    "sweep_temporaries",
     "try_lock",
     "write_atomic",
 ]
 
 
 def private_directory(path: Path) -> Path:
-    """Create ``path`` and its parents with mode 0700 where missing, and return it. Idempotent."""
+    """Create ``path`` with mode 0700 if it is missing, and return it. Idempotent.
+
+    Missing parents are made too, with the modes that the umask leaves them.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
@@ -152,3 +156,20 @@ def remove_tree(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def sweep_temporaries(directory: Path, *, older_than: float) -> int:
+    """Remove the ``.tmp-*`` entries that killed processes left in ``directory``; return how many.
+
+    Only what nobody has written to for ``older_than`` seconds goes. Idempotent, safe beside others.
+    """
+    swept = 0
+    until = time.time() - older_than
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as listing:
+        for entry in listing:
+            if entry.name.startswith(".tmp-"):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime <= until:
+                        remove_tree(Path(entry.path))
+                        swept += 1
+    return swept

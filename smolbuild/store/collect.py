@@ -18,7 +18,7 @@ __all__ = ["collect"]
 
 
 def collect(store: Store) -> int:
-    """Remove every blob that no name reaches, and the referrers of subjects that are gone.
+    """Remove every blob that no name reaches, half-written ones, and referrers without a subject.
 
     Waits for running builds, pushes and pulls (they hold a lease). Idempotent.
 
@@ -30,6 +30,7 @@ def collect(store: Store) -> int:
 
     """
     with store.exclusive():
+        store.sweep(older_than=0)  # whoever writes a blob holds a lease
         names = store.names()
         roots = [entry for name, entry in names.items() if not is_fallback_tag(name)]
         alive = _reach(store, roots)

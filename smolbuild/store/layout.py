@@ -19,6 +19,7 @@ from smolbuild.core.files import (
     atomic_file,
     file_lock,
     private_directory,
+    sweep_temporaries,
     write_atomic,
 )
 from smolbuild.model.oci import (
@@ -183,6 +184,10 @@ class Store:
         for entry in os.scandir(self._blobs):
             with contextlib.suppress(ValueError):
                 yield parse_digest(f"sha256:{entry.name}")
+
+    def sweep(self, *, older_than: float) -> int:
+        """Remove blobs that were being written when their process was killed; return how many."""
+        return sweep_temporaries(self._blobs, older_than=older_than)
 
     def remove_blob(self, digest: Digest) -> int:
         """Remove a blob and return the bytes freed. Idempotent."""

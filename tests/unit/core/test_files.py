@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from smolbuild.core.files import (
     private_directory,
     remove_tree,
     require_space,
+    sweep_temporaries,
     try_lock,
     write_atomic,
 )
@@ -93,3 +95,15 @@ def test_private_directory_and_remove_tree(tmp_path):
     remove_tree(tmp_path / "a")
     remove_tree(tmp_path / "a")
     assert not Path(tmp_path / "a").exists()
+
+
+def test_only_old_temporaries_are_swept(tmp_path):
+    for name in (".tmp-old", ".tmp-young", "kept"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".tmp-directory").mkdir()
+    (tmp_path / ".tmp-directory" / "file").write_text("x")
+    for name in (".tmp-old", ".tmp-directory", "kept"):
+        os.utime(tmp_path / name, (1, 1))
+    assert sweep_temporaries(tmp_path, older_than=3600) == 2
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".tmp-young", "kept"]
+    assert sweep_temporaries(tmp_path / "missing", older_than=0) == 0

@@ -173,6 +173,15 @@ def test_collect_keeps_what_names_reach_and_referrers_of_it(store):
     assert collect(store) == 0
 
 
+def test_collect_removes_what_a_killed_process_was_writing(store):
+    store.name(put_artifact(store, b"kept"), "kept")
+    half = store.path(digest_bytes(b"x")).with_name(".tmp-half")
+    half.write_bytes(b"half")
+    collect(store)
+    assert not half.exists()
+    assert store.has(digest_bytes(b"kept"))
+
+
 def test_collect_waits_for_a_lease(store):
     from smolbuild.core.errors import BusyError
 
