@@ -55,7 +55,7 @@ def make_key(home: Home, name: str = DEFAULT_KEY) -> PublicKey:
     """
     path = signing_key(home, name)
     made = generate_key(path)
-    write_atomic(path.with_suffix(".pub"), made.pem.encode(), mode=0o644)
+    _write_public(path, made)
     return made
 
 
@@ -73,7 +73,14 @@ def obtain_signer(home: Home, key: Path | None, emit: Emit) -> Signer:
         if not path.exists():
             made = make_key(home)
             emit(Message(level="info", text=f"made the signing key {path} ({made.fingerprint})"))
-    return load_private_key(path)
+        signer = load_private_key(path)
+        if not path.with_suffix(".pub").exists():  # killed between the two, or lost
+            _write_public(path, signer.public)
+    return signer
+
+
+def _write_public(path: Path, public: PublicKey) -> None:
+    write_atomic(path.with_suffix(".pub"), public.pem.encode(), mode=0o644)
 
 
 def trusted_keys(home: Home, extra: Sequence[Path] = ()) -> Mapping[str, PublicKey]:
