@@ -31,6 +31,7 @@ newuidmap uidmap
 "
 DEV_NEEDS="
 git git
+/usr/include/poll.h libc6-dev
 skopeo skopeo
 umoci umoci
 openssl openssl
