@@ -25,7 +25,7 @@ from smolbuild.model.reference import artifact_name
 from smolbuild.model.smolfile import Service, Smolfile
 from smolbuild.source.base_disk import base_identity
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
-from smolbuild.store.artifact import load_artifact
+from smolbuild.store.artifact import load_artifact, load_whole
 from smolbuild.store.layout import key_name, last_name
 
 __all__ = ["Plan", "PlannedStep", "make_plan", "planned_steps"]
@@ -104,6 +104,8 @@ def make_plan(
     tree = build_key_tree(inputs)
     key = provenance_key(tree)
     existing = context.store.find(key_name(key))
+    if existing is not None and load_whole(context.store, existing) is None:
+        existing = None
     run = run_config(smolfile, base.config)
     name = smolfile.name or artifact_name(smolfile.path.parent.name)
     return Plan(

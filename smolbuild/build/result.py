@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.plan import Plan
 from smolbuild.core.digest import Digest
-from smolbuild.store.artifact import Artifact, load_artifact
+from smolbuild.store.artifact import Artifact, load_whole
 from smolbuild.store.layout import key_name, last_name
 
 __all__ = ["BuildResult", "Proof", "reuse"]
@@ -40,15 +40,11 @@ def reuse(
 ) -> BuildResult | None:
     """Name the local artifact that has the plan's key, and return it; None: there is none.
 
-    Starts no machine. Idempotent.
-
-    Raises:
-        VerificationError: the artifact's index, manifest or config is damaged.
-
+    Starts no machine. Idempotent. An artifact of which something is missing is none.
     """
     found = context.store.find(key_name(plan.key))
-    if found is None:
+    artifact = load_whole(context.store, found) if found is not None else None
+    if found is None or artifact is None:
         return None
-    artifact = load_artifact(context.store, found)
     context.store.name(found, last_name(plan.name), *names)
     return BuildResult(artifact=artifact, names=tuple(names), reused=True, phases=phases.seconds)

@@ -17,7 +17,14 @@ from smolbuild.model.oci import (
 )
 from smolbuild.store.layout import Store
 
-__all__ = ["Artifact", "choose_child", "load_artifact", "open_artifact", "parse_machine"]
+__all__ = [
+    "Artifact",
+    "choose_child",
+    "load_artifact",
+    "load_whole",
+    "open_artifact",
+    "parse_machine",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,19 @@ def load_artifact(store: Store, descriptor: Descriptor) -> Artifact:
     manifest = parse_machine(store.read(child.digest))
     config = decode_config(store.read(manifest.config.digest, limit=MAX_CONFIG_BYTES))
     return Artifact(index=index, manifest=manifest, config=config)
+
+
+def load_whole(store: Store, descriptor: Descriptor) -> Artifact | None:
+    """Return the artifact if nothing of it is missing or cut short, else None.
+
+    Index, manifest and config are read and digested; of the other blobs only the length is seen.
+    """
+    try:
+        artifact = load_artifact(store, descriptor)
+    except VerificationError:
+        return None
+    whole = all(store.has(layer.digest, layer.size) for layer in artifact.manifest.layers)
+    return artifact if whole else None
 
 
 def open_artifact(store: Store, text: str) -> Artifact:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from smolbuild.core.digest import Digest, hex_of, parse_digest, parse_digest
+from smolbuild.core.digest import Digest, hex_of, parse_digest
 from smolbuild.core.events import Emit, Transfer
 from smolbuild.core.files import (
     file_lock,
@@ -97,7 +97,7 @@ def materialise(
         store.lease(),
         file_lock(_lock(final), timeout=_LOCK_SECONDS, what=f"materialising {final.name[:12]}"),
     ):
-        if final.is_dir() and not force:
+        if not force and _is_whole(final, artifact.config):
             return _files(final)
         temporary = root / f".tmp-{final.name}"
         _clear(final, temporary)
@@ -125,21 +125,6 @@ def _clear(final: Path, temporary: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         final.rename(temporary)
     remove_tree(temporary)
-
-
-def sweep_materialised(store: Store, root: Path) -> None:
-    """Remove the files of machines whose manifest is not in ``store``; hold no lease. Idempotent.
-
-    Such a build or proof was killed before anything got a name.
-    """
-    for entry in os.scandir(root):
-        name = entry.name.removeprefix(".tmp-")
-        try:
-            digest = parse_digest(f"sha256:{name}")
-        except ValueError:
-            continue
-        if not store.has(digest):
-            forget_materialised(root, digest)
 
 
 def _lock(final: Path) -> Path:

@@ -7,7 +7,6 @@ from smolbuild.store.collect import collect
 from smolbuild.store.layout import Store, is_internal
 from smolbuild.store.materialise import (
     forget_materialised,
-    sweep_materialised,
     materialised_digests,
 )
 

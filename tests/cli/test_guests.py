@@ -1,5 +1,7 @@
 """Guests that misbehave: what a build says of them, and what it leaves."""
 
+import json
+
 import pytest
 
 
@@ -24,3 +26,15 @@ def test_a_step_that_takes_the_machine_down_is_named_with_the_console(
         assert word in error["message"] + error["details"]
     assert smolbuild.machines() == []
     assert list(smolbuild.home.run.iterdir()) == []
+
+
+def test_an_artifact_of_which_a_blob_is_gone_is_built_again(fresh, own_project):
+    first = fresh("build", "-C", str(own_project), "-t", "tiny:v1", "--json").document("build")
+    manifest = fresh.home.store / "blobs" / "sha256" / first["manifest"].removeprefix("sha256:")
+    layer = json.loads(manifest.read_text())["layers"][-1]["digest"]
+    (fresh.home.store / "blobs" / "sha256" / layer.removeprefix("sha256:")).unlink()
+    assert fresh("plan", "-C", str(own_project), "--json").document("plan")["artifact"] is None
+    second = fresh("build", "-C", str(own_project), "-t", "tiny:v1", "--json").document("build")
+    assert not second["reused"]
+    assert fresh("verify", "tiny:v1", "--json").status == 0
+    assert fresh("run", "tiny:v1", "--", "cat", "/two").stdout == "two\n"
