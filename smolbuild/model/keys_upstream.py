@@ -7,7 +7,7 @@ from smolbuild.model.keys import GUEST_PATH, USER, Key, Kind, Shape
 __all__ = ["UPSTREAM"]
 
 _U32 = 2**32 - 1
-_RUN = "Not part of the artifact; applied by `smolbuild run`."
+_RUN = "Not part of the artifact, and not yet applied by `smolbuild run`."
 _SMOLVM = "Not part of the artifact; smolvm's own."
 _PORT_PATTERN = r" *[0-9]{1,5}(-[0-9]{1,5})?(:[0-9]{1,5}(-[0-9]{1,5})?)? *"
 _VOLUME_PATTERN = r"[^:\x00]+:/[^:\x00]*(:(ro|rw|staged))?"

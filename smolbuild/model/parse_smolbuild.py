@@ -53,7 +53,7 @@ def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
     health = table.table("health")
     cache = table.table("cache")
     size = cache.size("max_size") if cache else None
-    return Ours(
+    ours = Ours(
         name=table.text("name"),
         use_dev=table.flag("use_dev") or False,
         resume=cast('Literal["memory", "disk"]', given(table.text("resume"), "memory")),
@@ -67,6 +67,29 @@ def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
         policy=_policy(table.table("policy")),
         cache=CachePolicy() if size is None else CachePolicy(max_size=size),
     )
+    _notice_unheeded(table, ours)
+    return ours
+
+
+def _notice_unheeded(table: Table, ours: Ours) -> None:
+    """Say of what is asked for and not yet done that it is not done: silence would be a lie."""
+    usual = Policy()
+    asked = {
+        "resume": ours.resume != "memory",
+        "restore.hold": ours.restore.hold,
+        "policy.max_age": ours.policy.max_age is not None,
+        "policy.on_base_drift": ours.policy.on_base_drift != usual.on_base_drift,
+        "policy.undeclared": ours.policy.undeclared != usual.undeclared,
+        "policy.max_ready_ms": ours.policy.max_ready_ms is not None,
+        "cache.max_size": ours.cache != CachePolicy(),
+    }
+    for key, is_asked in asked.items():
+        if is_asked:
+            table.report.notice(
+                table.at(key),
+                "accepted, but this version of smolbuild does NOT act on it",
+                loud=True,
+            )
 
 
 def _base(table: Table | None) -> Base | None:

@@ -254,7 +254,7 @@ def _notice_tables(root: Table) -> None:
 
 
 def _notice_at_run(table: Table, name: str) -> None:
-    table.report.notice(table.at(name), f"{_OUTSIDE}: applied by `smolbuild run`")
+    table.report.notice(table.at(name), f"{_OUTSIDE}, and not yet applied by `smolbuild run`")
 
 
 def _notice_branch(root: Table) -> None:

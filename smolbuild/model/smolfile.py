@@ -242,7 +242,7 @@ class Smolfile:
     overlay: int = 10
     """GiB: the size of the root disk."""
     ports: tuple[tuple[int, int], ...] = ()
-    """(host, guest); applied at run time only."""
+    """(host, guest); of a fork's host, not of the artifact."""
     volumes: tuple[str, ...] = ()
     network: Network = Network()
     health: Health | None = None

@@ -375,6 +375,20 @@ def test_our_table_in_both_files_is_an_error() -> None:
 # What is refused
 
 
+def test_an_unknown_key_that_is_near_none_lists_a_small_table() -> None:
+    service = """
+        image = "x"
+        [[smolbuild.service]]
+        name = "a"
+        run = "b"
+        ready = { port = 80, timeout = "5s" }
+        """
+    assert problems(service) == [
+        "Smolfile:6: smolbuild.service[0].ready.timeout: unknown key "
+        "(known here: exec, http, port, file)"
+    ]
+
+
 def test_all_problems_at_once_with_line_key_and_nearest_key() -> None:
     found = problems(
         """\
@@ -674,3 +688,46 @@ def test_only_our_errors_for_any_text(text: str) -> None:
 @pytest.mark.timeout(60)
 def test_hostile_files_end_soon(text: str) -> None:
     only_our_errors(text)
+
+
+def test_what_is_asked_for_and_not_done_is_said_loudly() -> None:
+    asked = parse(
+        """
+        image = "x"
+        [smolbuild]
+        resume = "disk"
+        [smolbuild.restore]
+        hold = true
+        [smolbuild.policy]
+        max_age = "7d"
+        on_base_drift = "fail"
+        undeclared = "fail"
+        max_ready_ms = 100
+        [smolbuild.cache]
+        max_size = "1GiB"
+        """
+    )
+    assert all(notice.loud and notice.line for notice in asked.notices)
+    assert {notice.key for notice in asked.notices} == {
+        "smolbuild.resume",
+        "smolbuild.restore.hold",
+        "smolbuild.policy.max_age",
+        "smolbuild.policy.on_base_drift",
+        "smolbuild.policy.undeclared",
+        "smolbuild.policy.max_ready_ms",
+        "smolbuild.cache.max_size",
+    }
+    usual = parse(
+        """
+        image = "x"
+        [smolbuild]
+        resume = "memory"
+        [smolbuild.restore]
+        hold = false
+        [smolbuild.policy]
+        on_base_drift = "rebuild"
+        [smolbuild.cache]
+        max_size = "20GiB"
+        """
+    )
+    assert usual.notices == ()
