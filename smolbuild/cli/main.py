@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -72,7 +74,7 @@ class _LazyGroup(click.Group):
             import difflib
 
             close = difflib.get_close_matches(name, _COMMANDS, n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
+            hint = f" Did you mean `{close[0]}`?" if close else f" Known: {', '.join(_COMMANDS)}."
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -106,17 +108,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         status = _report_click(error, as_json=_wants_json(arguments))
     except (KeyboardInterrupt, click.Abort):
-        print("smolbuild: interrupted", file=sys.stderr)
-        status = 130
+        status = _ended("interrupted", 130, as_json=_wants_json(arguments))
     except _Terminated:
-        print("smolbuild: terminated", file=sys.stderr)
-        status = 143
+        status = _ended("terminated", 143, as_json=_wants_json(arguments))
     except BrokenPipeError:
         # The reader of our output went away (`smolbuild ls | head`): not our failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
         status = _report(_os_error(error), as_json=_wants_json(arguments))
+    except Exception as error:
+        if os.environ.get("SMOLBUILD_DEBUG"):
+            raise
+        status = _report(_defect(error), as_json=_wants_json(arguments))
     sys.exit(status)
 
 
@@ -135,10 +139,15 @@ def _report(error: SmolbuildError, *, as_json: bool) -> int:
         print(json.dumps({"error": _error_json(error)}))
     if isinstance(error, SmolfileError):
         for problem in error.problems:
-            complain(f"error: {problem}")
+            complain(f"error: {replace(problem, file=_from_here(problem.file))}")
         return error.exit_status
     show_error(f"error: {error.message}", error)
     return error.exit_status
+
+
+def _from_here(file: str) -> str:
+    """Return ``file`` as a person in the current directory would name it."""
+    return file.removeprefix(f"{Path.cwd()}/")
 
 
 def show_error(first: str, error: SmolbuildError) -> None:
@@ -184,6 +193,27 @@ def _report_click(error: click.ClickException, *, as_json: bool) -> int:
     else:
         error.show(sys.stderr)
     return error.exit_code
+
+
+def _ended(how: str, status: int, *, as_json: bool) -> int:
+    if as_json:
+        error = _error_json(SmolbuildError(how, code=how)) | {"exitStatus": status}
+        print(json.dumps({"error": error}))
+    print(f"smolbuild: {how}", file=sys.stderr)
+    return status
+
+
+def _defect(error: Exception) -> SmolbuildError:
+    """Return what a user is told of an exception that nobody foresaw: where it came from."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else "?"
+    return SmolbuildError(
+        f"{type(error).__name__} at {where}: {error}",
+        hint="this is a defect of smolbuild: please report it, with what SMOLBUILD_DEBUG=1 shows",
+        code="defect",
+    )
 
 
 def _os_error(error: OSError) -> SmolbuildError:
