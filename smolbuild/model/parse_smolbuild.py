@@ -83,10 +83,12 @@ def _notice_unheeded(table: Table, ours: Ours) -> None:
         "policy.max_ready_ms": ours.policy.max_ready_ms is not None,
         "cache.max_size": ours.cache != CachePolicy(),
     }
-    for key, is_asked in asked.items():
-        if is_asked:
-            table.report.notice(
-                table.at(key),
+    for path, is_asked in asked.items():
+        inner, _, key = path.rpartition(".")
+        holder = table.table(inner) if inner else table
+        if is_asked and holder is not None:
+            holder.report.notice(
+                holder.at(key),
                 "accepted, but this version of smolbuild does NOT act on it",
                 loud=True,
             )
