@@ -1,5 +1,6 @@
 """Run the set-up in a booted machine: copied files first, then step by step, each cached."""
 
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,6 +27,12 @@ COPY_STEP = "copy"
 _COPY_SECONDS = 600.0
 _TAIL_LINES = 50
 _TAIL_BYTES = 64 * 1024
+_WANTS_NETWORK = re.compile(
+    r"failure (in name resolution|resolving)|could not resolve|name or service not known"
+    r"|network is unreachable|bad address '",
+    re.IGNORECASE,
+)
+"""How resolvers, curl, apt and busybox say that there is no network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +141,24 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
     )
     raise BuildError(
         f"{_where(smolfile, step)}step {step.name} {ending}",
-        hint=_hint(machine.egress()[asked:]),
+        hint=_hint(machine.egress()[asked:], network, lines),
         code="step-timeout" if result.timed_out else "step-failed",
         details="\n".join(lines),
     )
 
 
-def _hint(requests: Sequence[str]) -> str:
+def _hint(requests: Sequence[str], network: Network, lines: Sequence[str]) -> str:
     denied = sorted({r.removeprefix("denied ") for r in requests if r.startswith("denied ")})
     if denied:
         return (
             f"the step asked for what it may not reach: {', '.join(denied[:5])}; if it should, add "
             "the host to network.allow_hosts or to the step's own network list"
+        )
+    if network.mode == "off" and any(_WANTS_NETWORK.search(line) for line in lines):
+        return (
+            "the network is off for this step, and its output looks as if it wanted one: set "
+            "net = true, or name the hosts in network.allow_hosts; Debian packages are better "
+            "listed in [smolbuild.base] packages"
         )
     return "the steps before it are cached; mend this one and build again"
 

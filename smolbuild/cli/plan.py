@@ -33,7 +33,7 @@ def plan(
 ) -> None:
     """Show the provenance key, the lock, every input with its digest, and what would run.
 
-    Starts no machine.
+    Starts no machine. Smolfile.lock is written when it is missing or does not fit.
     """
     with render.progress(progress) as emit, build_context(emit) as context:
         made = make_plan(context, smolfile_path(file, directory), locked=locked)

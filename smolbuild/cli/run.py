@@ -11,6 +11,7 @@ from smolbuild.attempt.run import Attempt, run_forks
 from smolbuild.cli import render
 from smolbuild.cli.main import complain, show_error
 from smolbuild.cli.options import home, json_option, print_json, progress_option
+from smolbuild.core.text import counted
 from smolbuild.machine.qemu import QemuEngine
 from smolbuild.store.artifact import open_artifact
 from smolbuild.store.layout import Store
@@ -20,10 +21,27 @@ __all__ = ["run"]
 
 _KEPT = 1 << 20
 _LONG_LINE = 64 * 1024
+_MARK = "The command for the forks goes after `--`: smolbuild run ARTIFACT -- CMD..."
+
+
+class _Run(click.Command):
+    """Takes a command only after ``--``: its options must never be taken for ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        marked = args.index("--") if "--" in args else len(args)
+        after = len(args) - marked - 1
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(f"{error.format_message()} {_MARK}", ctx) from error
+        command: tuple[str, ...] = ctx.params["command"]
+        if len(command) > max(after, 0):
+            raise click.UsageError(f"{command[0]!r} stands before `--`. {_MARK}", ctx)
+        return rest
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": False},
+    cls=_Run,
     epilog="""\b
 Examples:
   smolbuild run notes:v1 -- psql -h 127.0.0.1 -U postgres -c 'select count(*) from notes'
@@ -78,6 +96,12 @@ def run(
         )
     if isinstance(output, _Through):
         output.finish()
+        has_command = command or loaded.config.run.entrypoint or loaded.config.run.cmd
+        if not has_command and all(attempt.error is None for attempt in attempts):
+            complain(
+                f"restored and discarded {counted(count, 'fork')} of {artifact}; it has no command "
+                "of its own, so nothing ran: give one after `--`"
+            )
     else:
         print_json({"digest": loaded.index.descriptor.digest, "forks": output.rows(attempts)})
     for attempt in attempts:

@@ -1,6 +1,11 @@
 """Foreign text on its way to a person's terminal."""
 
-__all__ = ["visible"]
+__all__ = ["counted", "visible"]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 step``, ``2 steps``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def visible(text: str) -> str:

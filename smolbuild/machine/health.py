@@ -25,6 +25,7 @@ __all__ = [
     "await_ready",
     "check_health",
     "describe_probe",
+    "hint_for_ended",
     "merge_env",
     "start_service",
     "tail",
@@ -32,6 +33,8 @@ __all__ = [
 
 _READY_INTERVAL = 0.1
 _TAIL_LINES = 50
+_CONSOLE_LINES = 10
+"""Of the kernel's messages: whatever it says about a service that fails is among its last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def await_ready(machine: Machine, service: Service, run: RunConfig) -> int:
         if ended is not None:
             raise HealthError(
                 f"service {service.name} ended with status {ended.status} before it was ready",
-                hint="a service must stay in the foreground",
+                hint=hint_for_ended(ended.status),
                 code="service-ended",
                 details=tail(machine.service_output(f"service:{service.name}")),
             )
@@ -109,11 +112,9 @@ def await_ready(machine: Machine, service: Service, run: RunConfig) -> int:
             raise HealthError(
                 f"service {service.name} was not ready within {service.ready_timeout:g} s: "
                 f"{describe_probe(service.ready)}: {result.detail}",
-                hint="see the service's last output below; raise ready_timeout if it is only slow",
+                hint="the service's last output is above; raise ready_timeout if it is only slow",
                 code="not-ready",
-                details=tail(machine.service_output(f"service:{service.name}"))
-                + "\n--- console ---\n"
-                + tail(machine.console().encode()),
+                details=_all_tails(machine, (service,)),
             )
     return round((time.monotonic() - started) * 1000)
 
@@ -147,11 +148,20 @@ def check_health(
             raise HealthError(
                 f"health check failed {failures} times in a row: "
                 f"{describe_probe(health.probe)}: {result.detail}",
-                hint="the services' last output is below",
+                hint="the services' last output is above: mend them, or what the check asks for",
                 code="unhealthy",
                 details=_all_tails(machine, services),
             )
         time.sleep(health.interval)
+
+
+def hint_for_ended(status: int) -> str:
+    """Return what to do about a service that ended with ``status``. Pure."""
+    if status == 0:
+        return "a service must stay in the foreground: no & and no option that makes it a daemon"
+    if status in {126, 127}:
+        return "the machine has no such program, or it may not run; does the base lack a package?"
+    return "its last output is above; a service must stay alive, in the foreground"
 
 
 def merge_env(
@@ -179,11 +189,11 @@ def _attempt_ready(machine: Machine, probe: Probe, run: RunConfig, seconds: floa
 
 
 def _all_tails(machine: Machine, services: Sequence[Service]) -> str:
-    parts = []
+    # The services last: what a person most likely needs is then nearest to the end.
+    parts = ["--- console ---\n" + tail(machine.console().encode(), _CONSOLE_LINES)]
     for service in services:
         ended = machine.service_status(f"service:{service.name}")
         state = f"ended with status {ended.status}" if ended else "alive"
         output = tail(machine.service_output(f"service:{service.name}"))
         parts.append(f"--- service {service.name} ({state}) ---\n{output}")
-    parts.append("--- console ---\n" + tail(machine.console().encode()))
     return "\n".join(parts)

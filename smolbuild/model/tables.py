@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 _SHOWN = 60
 _LONGEST_KEY = 300
+_FEW = 12
+"""A table with no more keys than this has them listed when an unknown one is near none of them."""
 _MANY = 100
 """After this many problems no near key is looked up any more: a hostile file has thousands."""
 
@@ -252,6 +254,8 @@ class Table:
         near = nearest(name, tuple(self._shape))
         if not near and shape == "root" and name in SHAPES["smolbuild"]:
             return "this key belongs into [smolbuild]"
+        if not near and len(self._shape) <= _FEW:
+            return f"known here: {', '.join(self._shape)}"
         return near
 
 

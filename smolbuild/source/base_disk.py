@@ -27,6 +27,7 @@ from smolbuild.core.files import (
     try_lock,
     write_atomic,
 )
+from smolbuild.core.text import counted
 from smolbuild.model.lock import Lock, LockedDebian, LockedImage
 from smolbuild.model.smolfile import Smolfile
 from smolbuild.source.archive import load_archive
@@ -330,7 +331,8 @@ def _image(smolfile: Smolfile) -> str:
 def _title(smolfile: Smolfile) -> str:
     if smolfile.base is None:
         return smolfile.image or ""
-    return f"Debian {smolfile.base.debian} with {len(smolfile.base.packages)} packages"
+    packages = counted(len(smolfile.base.packages), "package")
+    return f"Debian {smolfile.base.debian} with {packages}"
 
 
 def _not_locked() -> UsageError:

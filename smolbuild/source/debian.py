@@ -24,6 +24,7 @@ from smolbuild.core.errors import BuildError, HostError, UsageError
 from smolbuild.core.events import Emit, Message, Output
 from smolbuild.core.files import file_lock, private_directory, require_space
 from smolbuild.core.process import find_program, kill_group, run, spawn
+from smolbuild.core.text import counted
 from smolbuild.model.lock import LockedDebian, LockedPackage
 from smolbuild.model.smolfile import Base
 from smolbuild.source.apt_root import ARCHITECTURE, PrivateApt
@@ -63,6 +64,13 @@ _LOCK_TIMEOUT = 1800.0
 _BUILD_TIMEOUT = 3600.0
 _PROBE_TIMEOUT = 30.0
 _TAIL = 8000
+_NOISE = (
+    b"I: using ",
+    b"I: removing tempdir",
+    b"I: running --setup-hook",
+    b"W: Download is performed unsandboxed",  # as root; each package has its digest in the lock
+)
+"""What mmdebstrap says that no user can do anything about; an error's details still have it."""
 _SPACE = 1 << 30
 
 # Creating PostgreSQL's first cluster stores a random identifier and the time; a step of the
@@ -191,7 +199,7 @@ def _fetch(base: Base, lock: LockedDebian, cache: Path, emit: Emit) -> list[Cach
         package for package in lock.packages if not (store / f"{package.sha256}.deb").is_file()
     ]
     if missing:
-        emit(Message(level="info", text=f"downloading {len(missing)} Debian packages"))
+        emit(Message(level="info", text=f"downloading {counted(len(missing), 'Debian package')}"))
         _download(base, lock, missing, store, cache)
     result = []
     for package in lock.packages:
@@ -334,7 +342,8 @@ def _forward(stream: IO[bytes] | None, tail: bytearray, emit: Emit) -> None:
     for line in iter(stream.readline, b""):
         tail += line
         del tail[:-_TAIL]
-        emit(Output(source="mmdebstrap", stream="stderr", data=line))
+        if not line.startswith(_NOISE):
+            emit(Output(source="mmdebstrap", stream="stderr", data=line))
 
 
 def _installing_variant(lock: LockedDebian) -> str:

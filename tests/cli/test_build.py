@@ -138,6 +138,12 @@ def test_ls_inspect_and_a_foreign_reader(smolbuild, built):
             ["step two", "did not end within 1 s", "waiting"],
         ),
         (
+            'run = "cat /srv/two.txt > /two"',
+            """run = "echo \\"wget: bad address 'a.example'\\"; exit 1\"""",
+            1,
+            ["step two", "the network is off for this step", "net = true"],
+        ),
+        (
             'run = "exec httpd -f -p 8000 -h /srv/www"',
             'run = "echo never mind; sleep 60"\nready_timeout = "2s"',
             3,
@@ -150,13 +156,34 @@ def test_ls_inspect_and_a_foreign_reader(smolbuild, built):
             ["service web", "status 4", "bye"],
         ),
         (
+            'run = "exec httpd -f -p 8000 -h /srv/www"',
+            'run = "httpd -p 8000 -h /srv/www"',
+            3,
+            ["service web", "status 0", "must stay in the foreground"],
+        ),
+        (
+            'run = "exec httpd -f -p 8000 -h /srv/www"',
+            'run = "exec htpd -f"',
+            3,
+            ["service web", "status 127", "has no such program"],
+        ),
+        (
             'contains = "it works"',
             'contains = "something else"',
             3,
             ["health check failed 5 times", "something else"],
         ),
     ],
-    ids=["step-fails", "step-hangs", "never-ready", "service-ends", "unhealthy"],
+    ids=[
+        "step-fails",
+        "step-hangs",
+        "step-lacks-network",
+        "never-ready",
+        "service-ends",
+        "service-in-background",
+        "service-mistyped",
+        "unhealthy",
+    ],
 )
 def test_failures_say_what_and_leave_no_artifact(
     smolbuild, built, project, own_project, old, new, status, words

@@ -70,6 +70,27 @@ def test_an_unknown_command_names_the_nearest(tmp_path):
     assert "Did you mean `build`?" in done.stderr
 
 
+def test_a_command_nobody_can_have_meant_lists_those_that_exist(tmp_path):
+    done = smolbuild("init", home=tmp_path)
+    assert done.returncode == 2
+    assert "build, plan, lock" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls", "-la"),
+        ("hostname",),
+        ("-n", "2", "head", "-n", "1", "f"),
+        ("-n", "2", "x", "--", "y"),
+    ],
+)
+def test_a_command_for_forks_must_stand_after_the_two_dashes(tmp_path, words):
+    done = smolbuild("run", "any:v1", *words, home=tmp_path)
+    assert done.returncode == 2
+    assert "goes after `--`: smolbuild run ARTIFACT -- CMD" in done.stderr
+
+
 def test_a_missing_smolfile_says_what_to_do(tmp_path):
     done = smolbuild("build", home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 2
@@ -84,7 +105,7 @@ def test_all_problems_of_a_smolfile_come_at_once_with_their_lines(tmp_path):
     error = check_document(done.stdout, "error")["error"]
     places = {(p["line"], p["key"]) for p in error["problems"]}
     assert {(1, "imagee"), (2, "cpus"), (5, "health.interval")} <= places
-    assert "Smolfile:1" in done.stderr
+    assert "error: Smolfile:1: imagee: " in done.stderr  # as a person here would name the file
     assert "image" in done.stderr
 
 

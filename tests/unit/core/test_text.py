@@ -1,7 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smolbuild.core.text import visible
+from smolbuild.core.text import counted, visible
+
+
+def test_counts_are_read_aloud_without_a_stumble():
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
 
 
 @given(st.text())
