@@ -383,10 +383,11 @@ def test_an_unknown_key_that_is_near_none_lists_a_small_table() -> None:
         run = "b"
         ready = { port = 80, timeout = "5s" }
         """
-    assert problems(service) == [
+    (problem,) = problems(service)
+    assert problem == (
         "Smolfile:6: smolbuild.service[0].ready.timeout: unknown key "
-        "(known here: exec, http, port, file)"
-    ]
+        "(known here: port, host, http, file, exec)"
+    )
 
 
 def test_all_problems_at_once_with_line_key_and_nearest_key() -> None:
