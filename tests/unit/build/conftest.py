@@ -109,6 +109,12 @@ def packed(tmp_path):
     )
 
 
+@pytest.fixture
+def config_for():
+    """Give the function that makes a config for packed streams."""
+    return config
+
+
 def _json(overlay: Path, *below: Path) -> str:
     def node(paths):
         path, *rest = paths
