@@ -23,6 +23,7 @@ from smolbuild.core.digest import hex_of
 from smolbuild.core.errors import BuildError, HealthError
 from smolbuild.core.events import Message, StepStarted
 from smolbuild.core.files import file_lock, require_space, try_lock
+from smolbuild.core.text import counted
 from smolbuild.guest.compile import build_agent
 from smolbuild.guest.initramfs import build_initramfs
 from smolbuild.guest.kernel import Kernel
@@ -30,6 +31,8 @@ from smolbuild.machine.base import BootSpec, Checkpoint, Disk, Machine
 from smolbuild.machine.health import (
     await_ready,
     check_health,
+    check_still_ready,
+    hint_for_ended,
     merge_env,
     start_service,
     tail,
@@ -43,7 +46,7 @@ from smolbuild.source.base_disk import BaseDisk, prepare_base
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
 from smolbuild.store.artifact import Artifact
 from smolbuild.store.layout import key_name, last_name
-from smolbuild.store.materialise import materialise
+from smolbuild.store.materialise import forget_materialised, materialise
 from smolbuild.trust.keys import Signer
 
 __all__ = ["build"]
@@ -138,7 +141,11 @@ def _build(
                 emit=context.emit,
                 force=True,
             )
-            proofs = prove_restore(context.engine, files, artifact.config, now=context.now)
+            try:
+                proofs = prove_restore(context.engine, files, artifact.config, now=context.now)
+            except BaseException:  # what is not proven has no name, so nobody would remove it
+                forget_materialised(context.home.materialised, artifact.manifest.descriptor.digest)
+                raise
     finally:
         work.remove()
     with phases.phase("sign", "signing"):
@@ -218,7 +225,7 @@ def _set_up(
             timeout=_BOOT_SECONDS,
         )
     try:
-        with phases.phase("steps", f"{len(plan.chain) - max(first, 1)} steps to run"):
+        with phases.phase("steps", f"{counted(len(plan.chain) - max(first, 1), 'step')} to run"):
             done = run_steps(
                 machine,
                 plan.smolfile,
@@ -266,7 +273,7 @@ def _freeze(
     run = _service_run(plan)
     let_through(machine, plan.smolfile.network)
     ready = {}
-    with phases.phase("ready", f"starting {len(plan.services)} services"):
+    with phases.phase("ready", f"starting {counted(len(plan.services), 'service')}"):
         for service in plan.services:
             start_service(machine, service, run)
             if not plan.implied_main:
@@ -295,6 +302,7 @@ def _probe_again(
     for service in plan.services:
         ended = machine.service_status(f"service:{service.name}")
         if ended is None:
+            check_still_ready(machine, service, run)
             alive.append(service)
         elif plan.implied_main and ended.status == 0:
             # The CMD of many images is a shell, which ends at once when nobody types.
@@ -303,7 +311,7 @@ def _probe_again(
         else:
             raise HealthError(
                 f"service {service.name} ended with status {ended.status} before the checkpoint",
-                hint="a service must stay in the foreground",
+                hint=hint_for_ended(ended.status),
                 code="service-ended",
                 details=tail(machine.service_output(f"service:{service.name}")),
             )

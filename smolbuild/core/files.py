@@ -15,6 +15,7 @@ from smolbuild.core.errors import BusyError, HostError
 
 __all__ = [
     "atomic_file",
+    "data_extents",
     "file_lock",
     "fsync_directory",
     "private_directory",
@@ -128,6 +129,25 @@ def file_lock(
                 hint="wait for the other smolbuild command, or stop it",
             )
         time.sleep(interval)
+
+
+def data_extents(descriptor: int) -> Iterator[tuple[int, int]]:
+    """Yield ``(start, end)`` of each part of an open file that may hold data; the rest is holes.
+
+    Raises:
+        OSError: the file cannot be read.
+
+    """
+    size, at = os.fstat(descriptor).st_size, 0
+    while at < size:
+        try:
+            start = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # only a hole is left
+            raise
+        at = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, at
 
 
 def require_space(directory: Path, needed: int, *, what: str) -> None:

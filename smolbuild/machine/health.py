@@ -24,6 +24,7 @@ __all__ = [
     "HealthReport",
     "await_ready",
     "check_health",
+    "check_still_ready",
     "describe_probe",
     "hint_for_ended",
     "merge_env",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _READY_INTERVAL = 0.1
+_STILL_READY_SECONDS = 10.0
 _TAIL_LINES = 50
 _CONSOLE_LINES = 10
 """Of the kernel's messages: whatever it says about a service that fails is among its last."""
@@ -117,6 +119,26 @@ def await_ready(machine: Machine, service: Service, run: RunConfig) -> int:
                 details=_all_tails(machine, (service,)),
             )
     return round((time.monotonic() - started) * 1000)
+
+
+def check_still_ready(machine: Machine, service: Service, run: RunConfig) -> None:
+    """Probe once more whether a service that became ready still is.
+
+    Raises:
+        HealthError: it is not; quotes its last output.
+
+    """
+    if service.ready is None:
+        return
+    result = machine.probe(service.ready, timeout=_STILL_READY_SECONDS, env=run.env)
+    if not result.ok:
+        raise HealthError(
+            f"service {service.name} became ready and is so no more: "
+            f"{describe_probe(service.ready)}: {result.detail}",
+            hint="the service's last output is above; what is saved must be a working service",
+            code="not-ready",
+            details=_all_tails(machine, (service,)),
+        )
 
 
 def check_health(

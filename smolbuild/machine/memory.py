@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smolbuild.core.errors import HostError
+from smolbuild.core.files import data_extents
 
 __all__ = ["save_sparse"]
 
@@ -53,7 +54,7 @@ def _data(reader: int) -> Iterator[tuple[int, memoryview]]:
     # Compared as bytearray and bytes: memcmp, a hundred times faster than through memoryviews.
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
-    for start, end in _extents(reader):
+    for start, end in data_extents(reader):
         offset = start - start % _PAGE
         while offset < end:
             length = os.preadv(reader, [view[: min(_CHUNK, end - offset)]], offset)
@@ -77,20 +78,6 @@ def _runs(buffer: bytearray, length: int) -> Iterator[tuple[int, int]]:
             run = at
     if run is not None:
         yield run, length
-
-
-def _extents(reader: int) -> Iterator[tuple[int, int]]:
-    size = os.fstat(reader).st_size
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(reader, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return  # only a hole is left
-            raise
-        at = os.lseek(reader, start, os.SEEK_HOLE)
-        yield start, at
 
 
 def _write(writer: int, offset: int, data: memoryview) -> None:

@@ -1,6 +1,5 @@
 """A raw disk image as a value, and its digest without reading its holes."""
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.digest import Digest
+from smolbuild.core.files import data_extents
 
 __all__ = ["DiskImage", "digest_disk"]
 
@@ -37,7 +37,7 @@ def digest_disk(path: Path) -> Digest:
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         hasher = hashlib.sha256(_DOMAIN + size.to_bytes(8, "big"))
-        for index in _data_grains(file.fileno(), size):
+        for index in _data_grains(file.fileno()):
             data = os.pread(file.fileno(), _GRAIN, index * _GRAIN)
             if data != zeros[: len(data)]:
                 hasher.update(index.to_bytes(8, "big"))
@@ -45,17 +45,10 @@ def digest_disk(path: Path) -> Digest:
     return Digest("sha256:" + hasher.hexdigest())
 
 
-def _data_grains(descriptor: int, size: int) -> Iterator[int]:
+def _data_grains(descriptor: int) -> Iterator[int]:
     """Yield the numbers of the grains that may hold data, in order."""
-    position, following = 0, 0
-    while position < size:
-        try:
-            start = os.lseek(descriptor, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to the end
-                return
-            raise
-        position = os.lseek(descriptor, start, os.SEEK_HOLE)
-        first, last = max(following, start // _GRAIN), -(-position // _GRAIN)
+    following = 0
+    for start, end in data_extents(descriptor):
+        first, last = max(following, start // _GRAIN), -(-end // _GRAIN)
         yield from range(first, last)
         following = max(following, last)

@@ -1,7 +1,6 @@
 """Cut raw files into zstd chunks of the store, and put them together again, sparse and verified."""
 
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from smolbuild.core.digest import Digest, digest_bytes
 from smolbuild.core.errors import VerificationError
+from smolbuild.core.files import data_extents
 from smolbuild.model.artifact import Chunk, PackedBlob, Stream
 from smolbuild.model.oci import Descriptor, describe
 from smolbuild.store.layout import Store
@@ -41,19 +41,9 @@ class LayerSet:
 
 def data_ranges(path: Path) -> Iterator[tuple[int, int]]:
     """Yield ``(offset, length)`` of the parts of a sparse file that may hold data."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
-        offset = 0
-        while offset < size:
-            try:
-                start = os.lseek(descriptor, offset, os.SEEK_DATA)
-            except OSError:  # ENXIO: only a hole is left
-                return
-            offset = os.lseek(descriptor, start, os.SEEK_HOLE)
-            yield start, offset - start
-    finally:
-        os.close(descriptor)
+    with path.open("rb") as stream:
+        for start, end in data_extents(stream.fileno()):
+            yield start, end - start
 
 
 def pack_stream(
