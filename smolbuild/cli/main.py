@@ -1,5 +1,6 @@
 """The entry point: commands loaded on demand, errors turned into exit statuses."""
 
+import errno
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from smolbuild import __version__
-from smolbuild.core.errors import SmolbuildError, SmolfileError, UsageError
+from smolbuild.core.errors import HostError, SmolbuildError, SmolfileError, UsageError
 from smolbuild.core.text import visible
 
 __all__ = ["complain", "main", "show_error"]
@@ -218,4 +219,10 @@ def _defect(error: Exception) -> SmolbuildError:
 
 def _os_error(error: OSError) -> SmolbuildError:
     where = f": {error.filename}" if error.filename else ""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return HostError(
+            f"{error.strerror}{where}",
+            hint="free some space, run `smolbuild rm`, or set SMOLBUILD_HOME to a larger disk",
+            code="no-space",
+        )
     return SmolbuildError(f"{error.strerror or error}{where}", code="os-error")

@@ -23,6 +23,8 @@ from smolbuild.core.files import (
     file_lock,
     fsync_directory,
     private_directory,
+    require_space,
+    sweep_temporaries,
     write_atomic,
 )
 from smolbuild.core.process import run
@@ -48,6 +50,8 @@ _APT_TIMEOUT = 60.0
 _DOWNLOAD_TIMEOUT = 600.0
 _UNPACK_TIMEOUT = 120.0
 _IMAGE_LIMIT = 256 << 20
+_SPACE = 256 << 20
+"""Bytes for the package and what of it is unpacked."""
 _RELEASE = re.compile(r"linux-image-(?:unsigned-)?([0-9][A-Za-z0-9.+~-]*)")
 _UPDATE = "run `apt-get update` as root, or name a kernel file with `smolbuild.kernel`"
 
@@ -99,6 +103,8 @@ def prepare_kernel(cache: Path, *, locked: LockedKernel | None, emit: Emit) -> K
         ):
             if not directory.is_dir():
                 emit(Message(level="info", text=f"kernel {chosen.package} {chosen.version}"))
+                require_space(directory.parent, _SPACE, what="fetching and unpacking the kernel")
+                sweep_temporaries(directory.parent, older_than=0)
                 _fill(directory, chosen)
     return _load(directory, chosen)
 

@@ -33,7 +33,8 @@ def run(monkeypatch, error: BaseException, *arguments: str) -> int:
         (RecursionError("deep"), "defect", 1),
         (KeyboardInterrupt(), "interrupted", 130),
         (module._Terminated(), "terminated", 143),
-        (OSError(28, "No space left on device"), "os-error", 1),
+        (OSError(28, "No space left on device"), "no-space", 1),
+        (OSError(13, "Permission denied"), "os-error", 1),
     ],
 )
 def test_every_end_is_one_document_and_no_traceback(monkeypatch, capsys, error, code, status):
