@@ -84,7 +84,7 @@ def test_failures_inside_the_grace_do_not_count(clock):
     health = Health(probe=PORT, interval=1.0, startup_grace=10.0, retries=2)
     with pytest.raises(HealthError):
         check_health(machine, health, RUN)
-    assert [at for at, *_ in machine.probes] == [0, 2, 4, 6, 8, 10]
+    assert [at for at, *_ in machine.probes] == [0, 2, 4, 6, 8, 10, 12]
 
 
 def test_no_retries_means_one_attempt(clock):
