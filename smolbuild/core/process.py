@@ -1,6 +1,7 @@
 """The one module that starts processes.
 
-Argument lists only, never a shell; each child in its own process group, killed when this one dies.
+Argument lists only, never a command line for a shell to read; each child in its own process group,
+killed when this one dies.
 """
 
 import contextlib
@@ -19,7 +20,9 @@ from typing import IO
 
 from smolbuild.core.errors import HostError
 
-__all__ = ["Completed", "find_program", "kill_group", "run", "spawn"]
+__all__ = ["Completed", "die_with_parent", "find_program", "kill_group", "run", "spawn"]
+
+_IF_CHILD_OF = 'test "$PPID" -eq "$0" && exec "$@"'
 
 PACKAGES: Mapping[str, str] = {
     "qemu-system-x86_64": "qemu-system-x86",
@@ -125,7 +128,7 @@ def spawn(
 
     """
     program = find_program(argv[0])
-    command = [*_die_with_parent(), program, *argv[1:]]
+    command = [*die_with_parent(os.getpid()), program, *argv[1:]]
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -150,11 +153,23 @@ def kill_group(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-@functools.cache
-def _die_with_parent() -> tuple[str, ...]:
+def die_with_parent(parent: int) -> tuple[str, ...]:
+    """Return what to put before a command so that it dies with the process ``parent``.
+
+    The command is not started at all when ``parent`` is gone by then; empty where the system has no
+    such means.
+    """
     # PR_SET_PDEATHSIG through util-linux, not preexec_fn, which is unsafe in a threaded process.
-    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
-    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
+    setpriv = _setpriv()
+    if setpriv is None:
+        return ()
+    # A parent that was killed before the signal was asked for sends none: so look, once it was.
+    return (setpriv, "--pdeathsig", "KILL", "--", "/bin/sh", "-c", _IF_CHILD_OF, str(parent))
+
+
+@functools.cache
+def _setpriv() -> str | None:
+    return shutil.which("setpriv") if sys.platform == "linux" else None
 
 
 _Start = Callable[[], subprocess.Popen[bytes]]

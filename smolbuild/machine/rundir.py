@@ -1,7 +1,8 @@
 """One directory per running machine, which goes when its owner does.
 
 The owner holds the flock of the directory for as long as it lives; the kernel drops it with the
-process. A directory whose ``owner`` file exists and whose lock is free is left over, and is swept.
+process. A directory whose ``owner`` file exists and whose lock is free is left over, and is swept;
+so is one without that file, unless some process is just making one.
 """
 
 import contextlib
@@ -11,19 +12,19 @@ import os
 import secrets
 import select
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from smolbuild.core.files import remove_tree
+from smolbuild.core.files import file_lock, remove_tree, try_lock
 from smolbuild.core.home import Home
 
 __all__ = ["RunDirectory", "sweep"]
 
 _OWNER = "owner"
 _PROCESS = "process.json"
-_YOUNG_SECONDS = 60.0
-"""A directory without ``owner`` may be in the making; after this many seconds it is not."""
+_MAKING = "making-run-directory"
+"""A lock: while nobody holds it, no directory is in the making."""
+_MAKING_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 
 
@@ -41,14 +42,17 @@ class RunDirectory:
 
         Raises:
             OSError: it cannot be made.
+            BusyError: another command, stopped in the middle of a sweep, holds everybody up.
 
         """
         path = home.run / secrets.token_hex(6)
-        path.mkdir(mode=0o700)
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Only after the lock is held: a sweep that sees this file and gets the lock may remove us.
-        (path / _OWNER).touch(mode=0o600)
+        making = home.locks / _MAKING
+        with file_lock(making, timeout=_MAKING_SECONDS, what=f"{home.run}", shared=True):
+            path.mkdir(mode=0o700)
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Only after the lock is held: a sweep that sees this and gets the lock may remove us.
+            (path / _OWNER).touch(mode=0o600)
         return cls(path, [lock])
 
     @property
@@ -81,13 +85,18 @@ def sweep(home: Home) -> int:
     for entry in os.scandir(home.run):
         if entry.is_dir(follow_symlinks=False):
             with contextlib.suppress(OSError):
-                swept += _sweep_one(Path(entry.path))
+                swept += _sweep_one(home, Path(entry.path))
     return swept
 
 
-def _sweep_one(path: Path) -> bool:
-    if not (path / _OWNER).exists() and time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
-        return False
+def _sweep_one(home: Home, path: Path) -> bool:
+    if (path / _OWNER).exists():
+        return _sweep_ownerless(path)
+    with try_lock(home.locks / _MAKING) as nobody_makes_one:
+        return nobody_makes_one and _sweep_ownerless(path)
+
+
+def _sweep_ownerless(path: Path) -> bool:
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from smolbuild.core.errors import HostError
-from smolbuild.core.process import find_program, kill_group, run, spawn
+from smolbuild.core.process import die_with_parent, find_program, kill_group, run, spawn
 
 
 def test_run_gives_status_and_both_outputs():
@@ -58,14 +58,18 @@ def test_a_child_dies_with_its_parent_after_kill_9():
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    # setpriv replaces itself by the program once it has asked for the signal
-    deadline = time.monotonic() + 10
-    while b"setpriv" in Path(f"/proc/{pid}/cmdline").read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    parent.send_signal(signal.SIGKILL)
+    parent.send_signal(signal.SIGKILL)  # whether the child has asked for the signal yet or not
     parent.wait()
     parent.stdout.close()
     assert _await_end(pid)
+
+
+@pytest.mark.skipif(not die_with_parent(1), reason="needs setpriv")
+@pytest.mark.parametrize(("parent", "started"), [(os.getpid(), True), (2**22 + 1, False)])
+def test_a_child_whose_parent_is_gone_is_not_started(tmp_path, parent, started):
+    command = [*die_with_parent(parent), "/bin/sh", "-c", 'echo "$0" > "$1"', "a b", tmp_path / "x"]
+    assert subprocess.run(command, timeout=10, check=False).returncode == (0 if started else 1)
+    assert (tmp_path / "x").exists() == started
 
 
 def test_a_child_outlives_the_thread_that_started_it():

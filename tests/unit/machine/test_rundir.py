@@ -2,10 +2,12 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from smolbuild.core.files import file_lock
 from smolbuild.core.home import Home
 from smolbuild.machine.rundir import RunDirectory, sweep
 
@@ -81,10 +83,28 @@ def test_removing_twice_closes_nobody_elses_file(home):
 
 def test_a_directory_in_the_making_is_left_alone(home):
     young = home.run / "a1b2c3d4e5f6"
-    young.mkdir()
-    assert sweep(home) == 0
-    os.utime(young, (1, 1))
-    assert sweep(home) == 1
+    with file_lock(home.locks / "making-run-directory", timeout=1, what="run", shared=True):
+        young.mkdir()
+        assert sweep(home) == 0
+        other = RunDirectory.create(home)  # makers do not wait for one another
+        other.remove()
+        assert young.is_dir()
+    assert sweep(home) == 1  # whoever was making it is gone
+
+
+def test_makers_and_sweeps_at_once_lose_nothing(home):
+    def make(_):
+        made = RunDirectory.create(home)
+        held = (made.path / "owner").exists()
+        made.remove()
+        return held
+
+    with ThreadPoolExecutor(4) as pool:
+        made = pool.map(make, range(200))
+        for _ in range(200):
+            sweep(home)
+        assert all(made)
+    assert list(home.run.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
