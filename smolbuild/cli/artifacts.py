@@ -9,6 +9,7 @@ from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.codec import encode
 from smolbuild.core.errors import VerificationError
 from smolbuild.core.home import Home
+from smolbuild.core.text import visible
 from smolbuild.model.artifact import ArtifactConfig
 from smolbuild.model.oci import Descriptor
 from smolbuild.store.artifact import load_artifact, open_artifact
@@ -99,7 +100,7 @@ def inspect(artifact: str, *, as_json: bool) -> None:
         ("referrers", str(len(value["referrers"]))),  # type: ignore[arg-type]
     ]
     for key, text in lines:
-        click.echo(f"{key:<10} {text}")
+        click.echo(visible(f"{key:<10} {text}"))
 
 
 @click.command(epilog="Example:  smolbuild rm notes:v1")

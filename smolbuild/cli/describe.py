@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import click
 
 from smolbuild.core.codec import encode
+from smolbuild.core.text import visible
 from smolbuild.model.artifact import Chunk
 from smolbuild.store.artifact import Artifact
 from smolbuild.store.layout import Store
@@ -69,4 +70,4 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+        click.echo(visible("  ".join(cells).rstrip()))

@@ -107,6 +107,11 @@ def _terminal() -> Iterator[Emit]:
 
 
 def _line(event: Event) -> str:
+    # A message may quote what an image, a guest or a registry says.
+    return visible(_words(event))
+
+
+def _words(event: Event) -> str:
     match event:
         case PhaseStarted():
             return f"{event.phase}: {event.text}"
