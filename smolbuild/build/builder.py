@@ -26,7 +26,7 @@ from smolbuild.core.files import file_lock, require_space, try_lock
 from smolbuild.core.text import counted
 from smolbuild.guest.compile import build_agent
 from smolbuild.guest.initramfs import build_initramfs
-from smolbuild.guest.kernel import Kernel
+from smolbuild.guest.kernel import kernel_digest
 from smolbuild.machine.base import BootSpec, Checkpoint, Disk, Machine
 from smolbuild.machine.health import (
     await_ready,
@@ -43,7 +43,6 @@ from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, Ru
 from smolbuild.model.contract import Shape
 from smolbuild.model.smolfile import Service
 from smolbuild.source.base_disk import BaseDisk, prepare_base
-from smolbuild.source.kernel import kernel_from_path, prepare_kernel
 from smolbuild.store.artifact import Artifact
 from smolbuild.store.layout import key_name, last_name
 from smolbuild.store.materialise import forget_materialised, materialise
@@ -164,7 +163,7 @@ def _build(
 
 def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _Parts:
     with phases.phase("base", "preparing kernel and root disk"):
-        kernel = _kernel(context, plan)
+        kernel = plan.kernel
         initrd = work / "initrd"
         build_initramfs(kernel, build_agent(context.home.cache), initrd)
         base = prepare_base(
@@ -173,6 +172,12 @@ def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _
             cache=context.home.cache,
             fetcher=context.fetcher,
             emit=context.emit,
+        )
+    if kernel_digest(kernel.vmlinuz, kernel.modules) != kernel.digest:
+        raise BuildError(
+            f"the kernel {kernel.vmlinuz} changed since the plan",
+            hint="build again when nothing writes to it any more",
+            code="kernel-changed",
         )
     if base.image_digest != plan.base_digest:
         raise BuildError(
@@ -186,13 +191,6 @@ def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _
         initrd=initrd,
         shape=plan.shape,
     )
-
-
-def _kernel(context: BuildContext, plan: Plan) -> Kernel:
-    smolfile = plan.smolfile
-    if smolfile.kernel:
-        return kernel_from_path((smolfile.path.parent / smolfile.kernel).absolute())
-    return prepare_kernel(context.home.cache, locked=plan.lock.lock.kernel, emit=context.emit)
 
 
 def _set_up(

@@ -43,6 +43,7 @@ class Plan:
     lock: LockState
     files: DeclaredFiles
     base_digest: Digest
+    kernel: Kernel
     tree: KeyTree
     key: Digest
     chain: tuple[Digest, ...]
@@ -114,6 +115,7 @@ def make_plan(
         lock=lock,
         files=files,
         base_digest=base.digest,
+        kernel=kernel,
         tree=tree,
         key=key,
         chain=step_chain(inputs),
