@@ -64,7 +64,7 @@ def read_rootfs(directory: Path) -> Tree:
                     seen[status.st_dev, status.st_ino] = node
     except OSError as error:
         raise BuildError(
-            f"cannot read {error.filename or directory!r}: {error.strerror}",
+            f"cannot read {os.fsdecode(error.filename or directory)}: {error.strerror}",
             hint="make it readable for the user who builds; nothing may be left out silently",
             code="unreadable",
         ) from error

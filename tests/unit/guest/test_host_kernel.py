@@ -196,7 +196,7 @@ def test_no_lists_and_no_package_say_what_to_run(apt: Apt, tmp_path: Path) -> No
 def test_a_full_disk_is_said_before_anything_is_fetched(
     apt: Apt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locked = kernels.resolve_kernel()
+    locked = debian(apt)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
     with pytest.raises(HostError, match="needs 268,435,456 bytes") as caught:
@@ -209,7 +209,7 @@ def test_what_a_killed_fetch_left_is_swept(apt: Apt, tmp_path: Path) -> None:
     left = tmp_path / "kernel" / ".tmp-kernel-abc"
     left.mkdir(parents=True)
     (left / "image.deb").write_bytes(b"half")
-    kernels.prepare_kernel(tmp_path, locked=None, emit=silent)
+    kernels.prepare_kernel(tmp_path, locked=debian(apt), emit=silent)
     assert list((tmp_path / "kernel").glob(".tmp-*")) == []
 
 
