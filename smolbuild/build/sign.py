@@ -23,14 +23,17 @@ from smolbuild.trust.keys import (
 )
 from smolbuild.trust.referrer import referrer_manifest
 from smolbuild.trust.statement import (
+    SIGN_TYPE,
     Resource,
     Statement,
     result_statement,
     signature_statement,
 )
+from smolbuild.trust.verify import verify_signed
 
 __all__ = [
     "StoreEvidence",
+    "add_signature",
     "make_key",
     "obtain_signer",
     "sign_artifact",
@@ -108,6 +111,22 @@ def sign_artifact(
     for subject in (index, manifest):
         _attach(store, subject, signature_statement(subject.digest), signer, now)
     _attach(store, manifest, _proof_statement(artifact, proofs), signer, now)
+
+
+def add_signature(store: Store, artifact: Artifact, signer: Signer, *, now: float) -> bool:
+    """Sign an artifact that was built and proven before, unless ``signer`` did; say whether it did.
+
+    Idempotent.
+    """
+    keys = {signer.public.hint: signer.public}
+    added = False
+    for subject in (artifact.index.descriptor, artifact.manifest.descriptor):
+        try:
+            verify_signed(subject, StoreEvidence(store), predicate_type=SIGN_TYPE, keys=keys)
+        except VerificationError:
+            _attach(store, subject, signature_statement(subject.digest), signer, now)
+            added = True
+    return added
 
 
 class StoreEvidence:

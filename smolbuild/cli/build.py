@@ -71,6 +71,8 @@ def build(
         result = None if no_cache else reuse(context, plan, names, phases)
         if result is None:
             result = _build(context, plan, names, phases, key, no_cache=no_cache)
+        elif key is not None:
+            _sign_too(context, result, key)
         pushed = None
         if push_to is not None:
             pushed = _push(context.store, names[0], push_to, emit, phases)
@@ -92,6 +94,17 @@ def _build(
 
     signer = obtain_signer(context.home, key, context.emit)
     return build_anew(context, plan, signer, names, phases, no_cache=no_cache)
+
+
+def _sign_too(context: BuildContext, result: BuildResult, key: Path) -> None:
+    """Sign what was built before, perhaps under another key, with the key that is asked for."""
+    from smolbuild.build.sign import add_signature, obtain_signer
+
+    signer = obtain_signer(context.home, key, context.emit)
+    with context.store.lease():
+        if add_signature(context.store, result.artifact, signer, now=context.now()):
+            text = f"signed with the key {signer.public.fingerprint}, too"
+            context.emit(Message(level="info", text=text))
 
 
 def _push(store: Store, name: str, reference: str, emit: Emit, phases: Phases) -> dict[str, object]:

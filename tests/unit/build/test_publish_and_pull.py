@@ -6,7 +6,7 @@ from testing_registry import FakeClock, FakeRegistry
 from smolbuild.attempt.pull import pull_artifact
 from smolbuild.attempt.verify import verify_local
 from smolbuild.build.publish import publish
-from smolbuild.build.sign import sign_artifact
+from smolbuild.build.sign import add_signature, sign_artifact
 from smolbuild.core.errors import UsageError, VerificationError
 from smolbuild.core.events import silent
 from smolbuild.model.oci import (
@@ -57,6 +57,7 @@ def keys(signer):
 def pushed(packed, client, reference, signer):
     """Give an artifact that is signed and in the registry."""
     artifact = packed.pack()
+    packed.store.name(artifact.index.descriptor, "x:latest")
     sign_artifact(packed.store, artifact, signer, (), now=0)
     publish(packed.store, artifact, reference, client, emit=silent)
     return artifact
@@ -104,6 +105,17 @@ def test_nothing_is_named_or_fetched_for_a_stranger_s_key(
     assert caught.value.code == "wrong-key"
     assert worker.names() == {}
     assert list(worker.blobs()) == []
+
+
+def test_another_key_signs_too_and_only_once(pushed, packed, signer, keys, tmp_path):
+    generate_key(tmp_path / "second.pem")
+    second = load_private_key(tmp_path / "second.pem")
+    assert not add_signature(packed.store, pushed, signer, now=0)
+    assert add_signature(packed.store, pushed, second, now=0)
+    assert not add_signature(packed.store, pushed, second, now=0)
+    digest = pushed.index.descriptor.digest
+    for trusted in (keys, {second.public.hint: second.public}):
+        assert verify_local(packed.store, str(digest), trusted).digest == digest
 
 
 def test_an_unsigned_artifact_is_not_pushed(packed, client, reference, registry):
