@@ -28,7 +28,7 @@ def test_the_deadline_kills_the_whole_group(tmp_path):
     note = tmp_path / "pid"
     with pytest.raises(HostError, match="did not end within"):
         run(["sh", "-c", f"sleep 60 & echo $! > {note}; wait"], timeout=0.5)
-    assert not _alive(int(note.read_text()))
+    assert _await_end(int(note.read_text()))
 
 
 def _alive(pid: int) -> bool:

@@ -112,9 +112,11 @@ def test_makers_and_sweeps_at_once_lose_nothing(home):
 def test_only_the_recorded_process_is_killed(home, owner, matches):
     process, path = owner()
     name = str(path) if matches else "something else"
-    left = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", name],
-                            stdin=subprocess.PIPE)  # fmt: skip
+    script = "import sys; print(flush=True); sys.stdin.read()"
+    left = subprocess.Popen([sys.executable, "-c", script, name],
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     try:
+        left.stdout.readline()  # a process that was only just started has no command line yet
         start = Path(f"/proc/{left.pid}/stat").read_text().rpartition(")")[2].split()[19]
         (path / "process.json").write_text(json.dumps({"pid": left.pid, "start": start}))
         process.kill()
