@@ -72,8 +72,8 @@ def verify_artifact(
     if not keys:
         raise VerificationError(
             "no trusted keys: a signature cannot be checked",
-            hint="put the publisher's public key into the key directory as NAME.pub, "
-            "or name it with --key",
+            hint="put the publisher's public key, as `smolbuild key show` there prints it, into "
+            "keys/ of the state directory as NAME.pub, or name its file with --key",
             code="no-keys",
         )
     first, second = (

@@ -5,6 +5,7 @@ one signature over the envelope by a key that the *verifier* names, then the sta
 subject and predicate type. Nothing read from a registry is believed before its check.
 """
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -147,8 +148,9 @@ def _verify(
     key = keys.get(bundle.hint)
     if key is None:
         raise VerificationError(
-            f"{subject} is signed by a key you do not trust (hint {bundle.hint[:64]!r})",
-            hint="give the publisher's public key with --key, or add it to the trusted keys",
+            f"{subject} is signed by a key you do not trust ({_fingerprint(bundle.hint)})",
+            hint="if it is the publisher's, give its public key with --key, or put that into keys/ "
+            "of the state directory as NAME.pub",
             code="wrong-key",
         )
     if not key.verify(bundle.signed_bytes, bundle.signature):
@@ -199,5 +201,14 @@ def _summary(
         f"{subject} has no valid {predicate_type} statement by a trusted key: {first.message}",
         hint=first.hint,
         code=code,
-        details="\n".join(f"{error.code}: {error.message}" for error in failures),
+        details="\n".join(f"{e.code}: {e.message}" for e in failures if e is not first),
     )
+
+
+def _fingerprint(hint: str) -> str:
+    """Return the hint of a bundle as `key show` names keys, or as it is when it is none of ours."""
+    try:
+        digest = base64.b64decode(hint, validate=True)
+    except ValueError:
+        return repr(hint[:64])
+    return f"sha256:{digest.hex()}" if len(digest) == 32 else repr(hint[:64])

@@ -383,8 +383,11 @@ def test_the_most_telling_failure_is_reported(signer, stranger):
     evidence.add(sign_statement(signature_statement(SUBJECT), stranger), MANIFEST)
     error = failure(evidence, signer)
     assert error.code == "wrong-key"
-    assert "a key you do not trust" in error.message
-    assert len(error.details.splitlines()) == 3
+    assert f"a key you do not trust ({stranger.public.fingerprint})" in error.message
+    assert [line.partition(":")[0] for line in error.details.splitlines()] == [
+        "malformed",
+        "predicate-mismatch",
+    ]
     assert failure(evidence).code == "wrong-key"  # no trusted keys at all
 
 
