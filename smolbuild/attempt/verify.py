@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smolbuild.attempt.pull import RegistryEvidence, verify_artifact
-from smolbuild.build.sign import StoreEvidence
 from smolbuild.core.digest import Digest, digest_file
 from smolbuild.core.errors import VerificationError
 from smolbuild.model.artifact import decode_config
@@ -12,6 +11,7 @@ from smolbuild.model.oci import Descriptor, parse_index
 from smolbuild.model.reference import Reference
 from smolbuild.registry.client import RegistryClient
 from smolbuild.store.artifact import choose_child, open_artifact, parse_machine
+from smolbuild.store.evidence import StoreEvidence
 from smolbuild.store.layout import Store
 from smolbuild.trust.keys import PublicKey
 

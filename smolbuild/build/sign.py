@@ -1,26 +1,17 @@
 """Sign an artifact of the local store: Sigstore bundles over the index and the machine manifest."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from smolbuild.build.result import Proof
 from smolbuild.core.codec import encode
-from smolbuild.core.digest import Digest, digest_bytes, hex_of
+from smolbuild.core.digest import digest_bytes, hex_of
 from smolbuild.core.errors import VerificationError
-from smolbuild.core.events import Emit, Message
-from smolbuild.core.files import file_lock, write_atomic
-from smolbuild.core.home import Home
 from smolbuild.model.oci import EMPTY, Descriptor, encode_json
 from smolbuild.store.artifact import Artifact
+from smolbuild.store.evidence import StoreEvidence
 from smolbuild.store.layout import Store
 from smolbuild.trust.bundle import sign_statement
-from smolbuild.trust.keys import (
-    PublicKey,
-    Signer,
-    generate_key,
-    load_private_key,
-    load_public_key,
-)
+from smolbuild.trust.keys import Signer
 from smolbuild.trust.referrer import referrer_manifest
 from smolbuild.trust.statement import (
     SIGN_TYPE,
@@ -31,73 +22,7 @@ from smolbuild.trust.statement import (
 )
 from smolbuild.trust.verify import verify_signed
 
-__all__ = [
-    "StoreEvidence",
-    "add_signature",
-    "make_key",
-    "obtain_signer",
-    "sign_artifact",
-    "signing_key",
-    "trusted_keys",
-]
-
-DEFAULT_KEY = "default"
-
-
-def signing_key(home: Home, name: str = DEFAULT_KEY) -> Path:
-    """Return where the signing key ``name`` of ``home`` is or would be (``NAME.pem``)."""
-    return home.keys / f"{name}.pem"
-
-
-def make_key(home: Home, name: str = DEFAULT_KEY) -> PublicKey:
-    """Make the key pair ``NAME.pem`` (0600) and ``NAME.pub`` in ``home``.
-
-    Raises:
-        UsageError: the private key exists already.
-
-    """
-    path = signing_key(home, name)
-    made = generate_key(path)
-    _write_public(path, made)
-    return made
-
-
-def obtain_signer(home: Home, key: Path | None, emit: Emit) -> Signer:
-    """Return the signer for ``key``, or the home's default key, made on first use.
-
-    Raises:
-        UsageError: the key is unreadable, of the wrong kind, or readable by others.
-
-    """
-    if key is not None:
-        return load_private_key(key)
-    path = signing_key(home)
-    with file_lock(home.locks / "key", timeout=10, what="the signing key"):
-        if not path.exists():
-            made = make_key(home)
-            emit(Message(level="info", text=f"made the signing key {path} ({made.fingerprint})"))
-        signer = load_private_key(path)
-        if not path.with_suffix(".pub").exists():  # killed between the two, or lost
-            _write_public(path, signer.public)
-    return signer
-
-
-def _write_public(path: Path, public: PublicKey) -> None:
-    write_atomic(path.with_suffix(".pub"), public.pem.encode(), mode=0o644)
-
-
-def trusted_keys(home: Home, extra: Sequence[Path] = ()) -> Mapping[str, PublicKey]:
-    """Return the public keys whose signatures are accepted, by their hint.
-
-    They are ``extra`` where given, else every ``*.pub`` in the home's key directory.
-
-    Raises:
-        UsageError: a key file is unreadable or not a P-256 public key.
-
-    """
-    paths = list(extra) or sorted(home.keys.glob("*.pub"))
-    keys = [load_public_key(path) for path in paths]
-    return {key.hint: key for key in keys}
+__all__ = ["add_signature", "sign_artifact"]
 
 
 def sign_artifact(
@@ -127,30 +52,6 @@ def add_signature(store: Store, artifact: Artifact, signer: Signer, *, now: floa
             _attach(store, subject, signature_statement(subject.digest), signer, now)
             added = True
     return added
-
-
-class StoreEvidence:
-    """Finds signatures in the local store (see ``trust.verify.Evidence``)."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def referrers(self, subject: Digest) -> Sequence[Descriptor]:
-        """Return what the store lists as referring to ``subject``."""
-        return self._store.referrers(subject)
-
-    def manifest(self, descriptor: Descriptor) -> bytes:
-        """Return the bytes of a manifest."""
-        return self._read(descriptor)
-
-    def blob(self, descriptor: Descriptor) -> bytes:
-        """Return the bytes of a blob."""
-        return self._read(descriptor)
-
-    def _read(self, descriptor: Descriptor) -> bytes:
-        if not self._store.has(descriptor.digest):
-            raise VerificationError(f"{descriptor.digest} is not in the store", code="missing")
-        return self._store.read(descriptor.digest)
 
 
 def _attach(

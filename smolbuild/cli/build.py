@@ -90,7 +90,7 @@ def _build(
 ) -> BuildResult:
     # Nothing changed is the common case, and needs neither of these.
     from smolbuild.build.builder import build as build_anew
-    from smolbuild.build.sign import obtain_signer
+    from smolbuild.trust.keyring import obtain_signer
 
     signer = obtain_signer(context.home, key, context.emit)
     return build_anew(context, plan, signer, names, phases, no_cache=no_cache)
@@ -98,7 +98,8 @@ def _build(
 
 def _sign_too(context: BuildContext, result: BuildResult, key: Path) -> None:
     """Sign what was built before, perhaps under another key, with the key that is asked for."""
-    from smolbuild.build.sign import add_signature, obtain_signer
+    from smolbuild.build.sign import add_signature
+    from smolbuild.trust.keyring import obtain_signer
 
     signer = obtain_signer(context.home, key, context.emit)
     with context.store.lease():

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import click
 
-from smolbuild.build.sign import trusted_keys
 from smolbuild.cli import render
 from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.errors import SmolbuildError
@@ -16,6 +15,7 @@ from smolbuild.core.process import find_program
 from smolbuild.guest.compile import build_agent
 from smolbuild.machine.accel import choose_acceleration
 from smolbuild.source.kernel import resolve_kernel
+from smolbuild.trust.keyring import trusted_keys
 
 __all__ = ["doctor"]
 

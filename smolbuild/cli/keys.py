@@ -2,9 +2,9 @@
 
 import click
 
-from smolbuild.build.sign import make_key, signing_key
 from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.errors import UsageError
+from smolbuild.trust.keyring import make_key, signing_key
 from smolbuild.trust.keys import PublicKey, load_public_key
 
 __all__ = ["key"]

@@ -11,7 +11,6 @@ import click
 from smolbuild.attempt.pull import pull_artifact
 from smolbuild.attempt.verify import verify_local, verify_remote
 from smolbuild.build.publish import Published, publish
-from smolbuild.build.sign import trusted_keys
 from smolbuild.cli import render
 from smolbuild.cli.options import home, json_option, print_json, progress_option
 from smolbuild.core.errors import UsageError
@@ -21,6 +20,7 @@ from smolbuild.registry.client import RegistryClient, connect
 from smolbuild.store.artifact import open_artifact
 from smolbuild.store.layout import Store
 from smolbuild.store.materialise import materialise
+from smolbuild.trust.keyring import trusted_keys
 
 __all__ = ["pull", "push", "verify"]
 

@@ -1,6 +1,6 @@
-from smolbuild.build.sign import obtain_signer, signing_key, trusted_keys
 from smolbuild.core.events import silent
 from smolbuild.core.home import Home
+from smolbuild.trust.keyring import obtain_signer, signing_key, trusted_keys
 
 
 def test_the_key_is_made_on_first_use_and_trusted(tmp_path):
