@@ -143,7 +143,7 @@ void exec_request(struct stream *s, struct reader *in)
 	call.argv = read_list(in);
 	call.env = read_list(in);
 	call.offline = flags & EXEC_OFFLINE;
-	if (in->bad || !*id || !call.argv[0] || flags & ~15U)
+	if (in->bad || !*id || !*call.workdir || !call.argv[0] || flags & ~15U)
 		stream_result(s, C_BAD_REQUEST, "malformed exec request", NULL);
 	else if (flags & EXEC_TTY)
 		stream_result(s, C_BAD_REQUEST, "terminals are not supported yet", NULL);

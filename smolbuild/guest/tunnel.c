@@ -53,6 +53,7 @@ static void on_input(void *owner)
 {
 	struct tunnel *t = owner;
 	flush(t);
+	settle(t); /* nothing else may happen that would wake the loop for it */
 }
 
 static void on_gone(void *owner)
@@ -65,12 +66,17 @@ static void on_gone(void *owner)
 
 static const struct stream_owner calls = { on_input, on_gone };
 
+static struct tunnel *free_tunnel(void)
+{
+	for (int i = 0; i < MAX_TUNNELS; i++)
+		if (!tunnels[i].used)
+			return &tunnels[i];
+	return NULL;
+}
+
 static void accept_one(void)
 {
-	struct tunnel *t = NULL;
-	for (int i = 0; i < MAX_TUNNELS && !t; i++)
-		if (!tunnels[i].used)
-			t = &tunnels[i];
+	struct tunnel *t = free_tunnel();
 	if (!t)
 		return;
 	int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -160,8 +166,12 @@ void tunnels_pause(bool value)
 
 void tunnels_poll(void)
 {
-	/* A paused listener keeps its queue: who connects meanwhile is served after the restore. */
-	listener_slot = listener >= 0 && !paused ? watch(listener, POLLIN) : -1;
+	/*
+	 * A paused listener keeps its queue: who connects meanwhile is served after the restore.
+	 * So does one without a free tunnel: watching what cannot be accepted would spin.
+	 */
+	bool open = listener >= 0 && !paused && free_tunnel();
+	listener_slot = open ? watch(listener, POLLIN) : -1;
 	for (struct tunnel *t = tunnels; t < tunnels + MAX_TUNNELS; t++) {
 		if (!t->used)
 			continue;

@@ -189,6 +189,34 @@ def test_tunnels_carry_bytes_and_half_closes(agent) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_more_connections_than_tunnels_wait_and_cost_nothing(agent) -> None:
+    channel = agent.channel(on_tunnel=echo)
+    port = free_port()
+    channel.enable_tunnels(port)
+    with contextlib.ExitStack() as stack:
+        guests = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(129)
+        ]
+        for guest in guests:
+            guest.sendall(b"x")
+        for guest in guests[:128]:
+            assert guest.recv(1) == b"X"
+        before = cpu_ticks(agent.process.pid)
+        guests[128].settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            guests[128].recv(1)
+        assert cpu_ticks(agent.process.pid) - before < 20  # of some 50 that half a second has
+        guests[0].close()
+        guests[128].settimeout(10)
+        assert guests[128].recv(1) == b"X"
+
+
 def test_without_egress_a_tunnel_is_aborted(agent) -> None:
     channel = agent.channel(on_tunnel=None)
     port = free_port()
