@@ -41,6 +41,13 @@ node nodejs
 npm npm
 "
 
+# How mmdebstrap works without root where user namespaces are not to be had: in some containers, in a
+# chroot, or because the system forbids them.
+NO_NAMESPACES_NEEDS="
+fakechroot fakechroot
+fakeroot fakeroot
+"
+
 say() { printf 'setup: %s\n' "$*" >&2; }
 stop() { say "$*"; exit 2; }
 
@@ -143,9 +150,21 @@ install_by_hand() {
   exit 2
 }
 
+no_namespaces() {
+  [ "$(id -u)" -ne 0 ] && ! mmdebstrap --unshare-helper true >/dev/null 2>&1
+}
+
 system_packages() {
-  local needs=$RUN_NEEDS packages
+  local needs=$RUN_NEEDS
   [ "$dev" = yes ] && needs=$RUN_NEEDS$DEV_NEEDS
+  install_missing "$needs"
+  if no_namespaces; then
+    install_missing "$NO_NAMESPACES_NEEDS"
+  fi
+}
+
+install_missing() {
+  local needs=$1 packages
   mapfile -t packages < <(missing_packages "$needs")
   if [ "${#packages[@]}" -eq 0 ]; then
     package_lists

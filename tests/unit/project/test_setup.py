@@ -58,3 +58,18 @@ def test_an_unknown_option_is_refused(bare_path: Path):
     ended = run_setup(bare_path, "--everything")
     assert ended.returncode == 2
     assert "--dev" in ended.stderr
+
+
+def test_without_root_and_user_namespaces_it_asks_for_what_does_without(bare_path: Path):
+    words = (ROOT / "scripts" / "setup.sh").read_text().partition('RUN_NEEDS="')[2]
+    for line in words.partition('"')[0].split("\n"):
+        program = line.partition(" ")[0]
+        if program and not program.startswith("/"):
+            (bare_path / program).symlink_to("/usr/bin/true")
+    for name, script in (("mmdebstrap", "exit 1"), ("id", "echo 1000")):
+        (bare_path / name).unlink()
+        (bare_path / name).write_text(f"#!/usr/bin/bash\n{script}\n")
+        (bare_path / name).chmod(0o755)
+    ended = run_setup(bare_path)
+    assert ended.returncode == 2
+    assert "setup:   fakechroot  (fakechroot)" in ended.stderr.splitlines()
