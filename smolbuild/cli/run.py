@@ -1,9 +1,8 @@
 """``smolbuild run``."""
 
 import os
-import sys
 import threading
-from typing import Literal
+from typing import IO, Literal
 
 import click
 
@@ -90,7 +89,7 @@ def run(
             count=count,
             argv=command,
             on_output=output,
-            stdin=sys.stdin.buffer if interactive else None,
+            stdin=_standard_input() if interactive else None,
             timeout=timeout,
             health=not no_health,
         )
@@ -107,6 +106,12 @@ def run(
     for attempt in attempts:
         _complain(attempt)
     return next((a.status for a in attempts if a.status != 0), 0)
+
+
+def _standard_input() -> IO[bytes]:
+    # Not sys.stdin.buffer: it waits for a full buffer, and the interpreter cannot end while a
+    # thread waits in it.
+    return open(0, "rb", buffering=0, closefd=False)
 
 
 def _complain(attempt: Attempt) -> None:
