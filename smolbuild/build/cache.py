@@ -33,9 +33,9 @@ class StepCache:
 
     A delta fits only over the very disk that it was made on: the same step run twice leaves two
     disks that differ in times and block numbers, although their chain key is the same. So each
-    entry, ``<chain key>.<token below>.<own token>.qcow2``, names what it lies on, and only entries
-    that lie on each other are ever used together. Entries appear whole or not at all; safe for many
-    processes.
+    entry, ``<chain key>.<token below>.<own token>.<bytes>.qcow2``, names what it lies on, and only
+    entries that lie on each other are ever used together. Entries appear whole or not at all, and
+    one that was cut short afterwards is none; safe for many processes.
     """
 
     def __init__(self, cache: Path) -> None:
@@ -71,7 +71,8 @@ class StepCache:
         token = secrets.token_hex(_TOKEN // 2)
         with overlay.open("rb") as stream:
             os.fsync(stream.fileno())
-        os.link(overlay, self._root / f"{hex_of(chain_key)}.{below}.{token}.qcow2")
+            size = os.fstat(stream.fileno()).st_size
+        os.link(overlay, self._root / f"{hex_of(chain_key)}.{below}.{token}.{size}.qcow2")
         fsync_directory(self._root)
         return token
 
@@ -94,8 +95,10 @@ class StepCache:
         best: tuple[CachedDelta, ...] = ()
         if not chain:
             return best
-        for path in sorted(self._root.glob(f"{hex_of(chain[0])}.{below or '*'}.*.qcow2")):
-            token = path.name.split(".")[2]
+        for path in sorted(self._root.glob(f"{hex_of(chain[0])}.{below or '*'}.*.*.qcow2")):
+            token, size = path.name.split(".")[2:4]
+            if not _has_size(path, size):
+                continue
             found = (CachedDelta(path=path, token=token), *self._stack(chain[1:], token))
             if len(found) > len(best):
                 best = found
@@ -106,5 +109,12 @@ class StepCache:
     def _entries(self) -> Iterator[tuple[str, str, str, Path]]:
         for path in self._root.glob("*.qcow2"):
             parts = path.name.split(".")
-            if len(parts) == 4:
+            if len(parts) == 5:
                 yield parts[0], parts[1], parts[2], path
+
+
+def _has_size(path: Path, size: str) -> bool:
+    try:
+        return size.isdecimal() and path.stat().st_size >= int(size)
+    except FileNotFoundError:
+        return False

@@ -7,7 +7,6 @@ need the same one wait for each other and share it.
 
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -24,6 +23,7 @@ from smolbuild.core.files import (
     file_lock,
     fsync_directory,
     private_directory,
+    remove_tree,
     try_lock,
     write_atomic,
 )
@@ -188,11 +188,15 @@ def prepare_base(
     )
     shelf = private_directory(cache / "base")
     directory = shelf / hex_of(key)
-    if not (directory / _RECORD).is_file():
+    record = _read_record(directory)
+    if record is None:
         with file_lock(shelf / f".{hex_of(key)}.lock", timeout=_LOCK_TIMEOUT, what="the base disk"):
-            if not (directory / _RECORD).is_file():
-                _make(smolfile, lock, identity, disk_bytes, directory, cache, fetcher, emit)
-    record = _read_record(directory / _RECORD)
+            record = _read_record(directory)
+            if record is None:
+                remove_tree(directory)  # what somebody damaged; a machine that uses it keeps it
+                record = _make(
+                    smolfile, lock, identity, disk_bytes, directory, cache, fetcher, emit
+                )
     return BaseDisk(
         path=directory / _DISK,
         disk_bytes=record.disk_bytes,
@@ -211,7 +215,7 @@ def _make(
     cache: Path,
     fetcher: ImageFetcher,
     emit: Emit,
-) -> None:
+) -> _Record:
     started = time.monotonic()
     emit(PhaseStarted(phase="base", text=f"base {_title(smolfile)}"))
     _sweep(directory)
@@ -237,6 +241,7 @@ def _make(
         shutil.rmtree(staging, ignore_errors=True)
     seconds = time.monotonic() - started
     emit(PhaseFinished(phase="base", text=f"root disk {disk.digest[:19]}", seconds=seconds))
+    return record
 
 
 def _sweep(directory: Path) -> None:
@@ -309,13 +314,14 @@ def _unchanged(found: Digest, wanted: Digest, path: Path) -> None:
         )
 
 
-def _read_record(path: Path) -> _Record:
+def _read_record(directory: Path) -> _Record | None:
+    """Return the record of a disk that is there as it was written, as far as its length tells."""
     try:
-        return decode(_Record, json.loads(path.read_bytes()), os.fspath(path))
-    except ValueError as error:
-        raise VerificationError(
-            f"{path} is damaged: {error}", hint=f"remove the directory {path.parent}"
-        ) from error
+        record = decode(_Record, json.loads((directory / _RECORD).read_bytes()), _RECORD)
+        whole = (directory / _DISK).stat().st_size == record.disk_bytes
+    except (FileNotFoundError, ValueError, VerificationError):
+        return None
+    return record if whole else None
 
 
 def _image(smolfile: Smolfile) -> str:

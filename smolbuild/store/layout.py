@@ -211,7 +211,15 @@ class Store:
             data = self._index.read_bytes()
         except FileNotFoundError:
             data = encode_json(_index_json(()))
-        return parse_index(data, str(self._index))
+        try:
+            return parse_index(data, str(self._index))
+        except VerificationError as error:
+            raise VerificationError(
+                error.message,
+                hint=f"move {self.root} away, then build or pull again; its blobs are intact and "
+                "count as soon as an index.json names them",
+                code=error.code,
+            ) from error
 
     def names(self) -> dict[str, Descriptor]:
         """Return every name with its descriptor, in the order they were given."""

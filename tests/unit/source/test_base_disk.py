@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from source_trees import LayoutWriter, directory, entry, fsck, make_tar
 
-from smolbuild.core.errors import BuildError, UsageError, VerificationError
+from smolbuild.core.errors import BuildError, UsageError
 from smolbuild.core.events import PhaseFinished, PhaseStarted, silent
 from smolbuild.core.files import try_lock
 from smolbuild.model.lock import Lock, LockedDebian, LockedImage
@@ -193,11 +193,21 @@ def test_no_base_and_no_lock(project, tmp_path):
         base_identity(_smolfile(project, None, base=Base(debian="bookworm")), Lock(), **arguments)
 
 
-def test_a_damaged_record_is_named(project, tmp_path):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda disk: (disk.parent / "base.json").write_text("{"),
+        lambda disk: (disk.parent / "base.json").write_text("{}"),
+        lambda disk: disk.unlink(),
+        lambda disk: os.truncate(disk, 4096),
+    ],
+    ids=["no-json", "no-record", "no-disk", "short-disk"],
+)
+def test_a_damaged_base_is_made_anew(project, tmp_path, damage):
     disk = _prepare(_smolfile(project), tmp_path)
-    (disk.path.parent / "base.json").write_text("{")
-    with pytest.raises(VerificationError, match=r"base\.json"):
-        _prepare(_smolfile(project), tmp_path)
+    damage(disk.path)
+    assert _prepare(_smolfile(project), tmp_path) == disk
+    assert digest_disk(disk.path) == disk.digest
 
 
 def test_a_debian_base_is_known_from_its_lock_alone(project, tmp_path):

@@ -187,3 +187,12 @@ def test_collect_waits_for_a_lease(store):
 
     with store.lease(), pytest.raises(BusyError), store.exclusive(timeout=0.05):
         pass
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"[]", b'{"manifests": 3}'])
+def test_a_damaged_index_says_what_to_do(store, content):
+    put_artifact(store, b"x")
+    (store.root / "index.json").write_bytes(content)
+    with pytest.raises(VerificationError, match=r"index\.json") as caught:
+        store.names()
+    assert str(store.root) in caught.value.hint
