@@ -9,7 +9,7 @@ from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.codec import encode
 from smolbuild.core.errors import VerificationError
 from smolbuild.core.home import Home
-from smolbuild.core.text import visible
+from smolbuild.core.text import counted, visible
 from smolbuild.model.artifact import ArtifactConfig
 from smolbuild.model.oci import Descriptor
 from smolbuild.store.artifact import load_artifact, open_artifact
@@ -139,4 +139,5 @@ def _names_of(store: Store, text: str) -> list[str]:
 def _machine_line(config: ArtifactConfig) -> str:
     shape = config.shape
     disk = f"{shape.disk_bytes / 2**30:.0f} GiB"
-    return f"{shape.cpus} cpus, {shape.memory_mib} MiB, disk {disk}, network {config.network.mode}"
+    cpus = counted(shape.cpus, "cpu")
+    return f"{cpus}, {shape.memory_mib} MiB, disk {disk}, network {config.network.mode}"

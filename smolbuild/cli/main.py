@@ -35,6 +35,8 @@ _COMMANDS = {
     "doctor": ("smolbuild.cli.doctor", "Say what this host offers and what it lacks."),
 }
 
+_OF_A_SMOLFILE = ("build", "plan", "lock")
+
 _EPILOG = """\b
 Examples:
   smolbuild build -t notes:v1
@@ -193,6 +195,13 @@ def _report_click(error: click.ClickException, *, as_json: bool) -> int:
         print(f"error: {error.format_message()}", file=sys.stderr)
     else:
         error.show(sys.stderr)
+        command = (
+            error.ctx.command.name if isinstance(error, click.UsageError) and error.ctx else ""
+        )
+        if command in _OF_A_SMOLFILE and "extra argument" in error.format_message():
+            complain(
+                "hint: -C names the Smolfile's directory, -f the file, -t of build the artifact"
+            )
     return error.exit_code
 
 

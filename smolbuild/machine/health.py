@@ -3,6 +3,7 @@
 The same code serves the build, the restore proof and a worker's fork.
 """
 
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,6 +184,8 @@ def hint_for_ended(status: int) -> str:
         return "a service must stay in the foreground: no & and no option that makes it a daemon"
     if status in {126, 127}:
         return "the machine has no such program, or it may not run; does the base lack a package?"
+    if status == 128 + signal.SIGKILL:
+        return "it was killed, as the kernel does when memory runs out: does `memory` suffice?"
     return "its last output is above; a service must stay alive, in the foreground"
 
 

@@ -33,6 +33,8 @@ __all__ = ["QemuEngine"]
 _ARCHITECTURE = "x86_64"
 _CLOCK_TOLERANCE = 0.01
 _ALWAYS_ZEROED_MIB = 1024
+_SMALL_MIB = 128
+"""A machine with less may be unable to unpack its initramfs."""
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62})")
 
 
@@ -114,7 +116,13 @@ class QemuEngine:
                     machine.await_boot(requested, deadline)
                 except MachineError as error:
                     self._judge_failed_boot(process, found)
-                    raise process.explain("the machine did not boot", error) from error
+                    told = process.explain("the machine did not boot", error)
+                    if not told.hint and spec.shape.memory_mib < _SMALL_MIB:
+                        told.hint = (
+                            f"{spec.shape.memory_mib} MiB may be too little for the kernel and its "
+                            "initramfs: raise `memory`"
+                        )
+                    raise told from error
             return machine
 
     def restore(self, spec: RestoreSpec, *, timeout: float = 30.0) -> QemuMachine:

@@ -76,6 +76,12 @@ def test_a_command_nobody_can_have_meant_lists_those_that_exist(tmp_path):
     assert "build, plan, lock" in done.stderr
 
 
+def test_a_directory_as_an_argument_is_told_where_it_goes(tmp_path):
+    done = smolbuild("build", ".", home=tmp_path)
+    assert done.returncode == 2
+    assert "hint: -C names the Smolfile's directory" in done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [
