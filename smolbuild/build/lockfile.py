@@ -43,7 +43,7 @@ def obtain_lock(context: BuildContext, smolfile: Smolfile, *, locked: bool) -> L
     """
     path = lock_path(smolfile.path)
     try:
-        lock = parse_lock(path.read_bytes(), file=path.name)
+        lock = parse_lock(_read(path), file=path.name)
     except FileNotFoundError as error:
         if locked:
             raise UsageError(
@@ -103,6 +103,16 @@ def update_lock(context: BuildContext, smolfile: Smolfile) -> LockState:
     """
     existed = lock_path(smolfile.path).exists()
     return LockState(lock=_write(context, smolfile), state="updated" if existed else "created")
+
+
+def _read(path: Path) -> bytes:
+    if path.exists() and not path.is_file():  # a FIFO would be waited for, for ever
+        raise UsageError(
+            f"{path} is not a regular file",
+            hint="move it away; `smolbuild lock` writes the lock there",
+            code="lock-malformed",
+        )
+    return path.read_bytes()
 
 
 def _write(context: BuildContext, smolfile: Smolfile) -> Lock:

@@ -1,6 +1,7 @@
 """The main job through the command line, on a tiny real machine."""
 
 import json
+import os
 import signal
 import time
 
@@ -344,3 +345,11 @@ def test_a_changed_local_base_renews_the_lock_but_not_under_locked(
     assert value["lock"]["state"] == "updated"
     assert lock.read_bytes() != before
     assert smolbuild("plan", "-C", str(own_project), "--locked").status == 0
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lock_that_is_no_file_is_said_and_not_waited_for(smolbuild, own_project, make):
+    make(own_project / "Smolfile.lock")
+    done = smolbuild("plan", "-C", str(own_project), "--json")
+    assert done.status == 2
+    assert "Smolfile.lock is not a regular file" in done.document("error")["error"]["message"]
