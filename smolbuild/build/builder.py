@@ -1,5 +1,6 @@
 """``smolbuild build``: from a plan to a proven, signed, named artifact."""
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
@@ -101,8 +102,7 @@ def build(
         done = None if no_cache else reuse(context, plan, names, phases)
         if done is not None:  # somebody else has just built it
             return done
-        with context.store.lease():
-            return _build(context, plan, signer, names, phases, no_cache=no_cache)
+        return _build(context, plan, signer, names, phases, no_cache=no_cache)
 
 
 def _build(
@@ -118,6 +118,8 @@ def _build(
     if no_cache:
         cache.forget(plan.chain)
     work = RunDirectory.create(context.home)
+    # From the first packed blob on, until a name leads to it, `rm` must not collect it.
+    packed = contextlib.ExitStack()
     try:
         parts = _prepare(context, plan, work.path, phases)
         require_space(
@@ -128,6 +130,7 @@ def _build(
         machine, overlays = _set_up(context, plan, parts, cache, work.path, phases)
         try:
             frozen = _freeze(context, plan, machine, work.path, phases)
+            packed.enter_context(context.store.lease())
             with phases.phase("pack", "packing disk and memory"):
                 artifact = _pack(context, plan, parts, overlays, frozen)
         finally:
@@ -145,13 +148,14 @@ def _build(
             except BaseException:  # what is not proven has no name, so nobody would remove it
                 forget_materialised(context.home.materialised, artifact.manifest.descriptor.digest)
                 raise
+        with phases.phase("sign", "signing"):
+            sign_artifact(context.store, artifact, signer, proofs, now=context.now())
+            context.store.name(
+                artifact.index.descriptor, key_name(plan.key), last_name(plan.name), *names
+            )
     finally:
+        packed.close()
         work.remove()
-    with phases.phase("sign", "signing"):
-        sign_artifact(context.store, artifact, signer, proofs, now=context.now())
-        context.store.name(
-            artifact.index.descriptor, key_name(plan.key), last_name(plan.name), *names
-        )
     return BuildResult(
         artifact=artifact,
         names=tuple(names),
