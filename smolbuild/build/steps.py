@@ -37,13 +37,11 @@ _WANTS_NETWORK = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """A step's place in the chain: its name, its delta, the seconds it took (0 when cached)."""
+    """A link of the chain that was run: its name and the delta it left."""
 
     name: str
     overlay: Path
     """In the machine's directory, as long as the machine lives."""
-    cached: bool
-    seconds: float
 
 
 def run_steps(
@@ -86,7 +84,7 @@ def run_steps(
         seconds = time.monotonic() - started
         if link:
             emit(StepFinished(name=name, seconds=seconds, status=0))
-        done.append(StepRun(name=name, overlay=overlay, cached=False, seconds=seconds))
+        done.append(StepRun(name=name, overlay=overlay))
     return tuple(done)
 
 

@@ -7,7 +7,7 @@ downloads. A chunk without a layer is a hole: all zeros, not shipped.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from smolbuild.core.codec import decode, encode
@@ -137,7 +137,6 @@ class ArtifactConfig:
     health: Health | None
     restore: RestoreContract
     results: Results
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def encode_config(config: ArtifactConfig) -> bytes:
