@@ -117,8 +117,10 @@ class Smolbuild:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        # A run in the background of a script (CI) ignores SIGINT and would hand that down; a
+        # person's terminal does not.
         return subprocess.Popen(
-            [sys.executable, "-m", "smolbuild.cli", *args],
+            ["env", "--default-signal=INT", sys.executable, "-m", "smolbuild.cli", *args],
             env=self.environment(),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
