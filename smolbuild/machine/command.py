@@ -29,6 +29,10 @@ PROGRAM = "qemu-system-x86_64"
 MACHINE_TYPE = "microvm"
 """Unversioned by QEMU; its version is part of the contract."""
 
+_FIRMWARE = "qboot.rom"
+"""Ships with QEMU. Named, because what microvm takes by itself differs: Debian links its default to
+qboot, Ubuntu's is SeaBIOS, which finds nothing to boot where there are no option ROMs."""
+
 AGENT_PORT = "smolbuild.agent"
 """Name of the virtio-serial port that the agent opens."""
 
@@ -89,6 +93,7 @@ def command(launch: Launch, descriptors: Descriptors) -> tuple[str, ...]:
         "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-M", f"{MACHINE_TYPE},x-option-roms=off,rtc=on,acpi=on,memory-backend=ram",
+        "-bios", _FIRMWARE,
         "-global", "virtio-mmio.force-legacy=false",
         "-accel", launch.accelerator,
         "-cpu", cpu_option(launch.accelerator, launch.cpu_model),
