@@ -1,7 +1,6 @@
 """Real Debian roots: apt resolves, mmdebstrap installs, twice the same bytes."""
 
 import contextlib
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from smolbuild.source import debian
 from smolbuild.source.debian import build_debian, resolve_debian
 from smolbuild.source.ext4 import write_ext4
 from smolbuild.source.tree import Kind
-
-pytestmark = pytest.mark.skipif(shutil.which("mmdebstrap") is None, reason="needs mmdebstrap")
 
 # ssl-cert makes a key of this machine when it is installed, python3-minimal compiles its modules.
 BASE = Base(debian="bookworm", variant="essential", packages=("ssl-cert", "python3-minimal"))

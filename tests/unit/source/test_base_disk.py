@@ -73,7 +73,6 @@ def test_a_disk_is_made_once_and_described(project, tmp_path):
     assert identity.digest == disk.image_digest
 
 
-@pytest.mark.skipif(shutil.which("e2fsck") is None, reason="needs e2fsprogs")
 def test_what_the_guest_mounts_on_is_there(project, tmp_path):
     disk = _prepare(_smolfile(project), tmp_path / "cache")
     assert fsck(disk.path) == ""

@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import shutil
 import struct
 import time
 from pathlib import Path
@@ -19,10 +18,6 @@ from smolbuild.source.content import BytesBacking, Content, Segment, bytes_conte
 from smolbuild.source.disk import digest_disk
 from smolbuild.source.ext4 import write_ext4
 from smolbuild.source.tree import Kind, Node, Tree
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("e2fsck") is None or shutil.which("debugfs") is None, reason="needs e2fsprogs"
-)
 
 MIB = 1 << 20
 SIZE = 16 * MIB
