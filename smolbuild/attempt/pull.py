@@ -11,6 +11,8 @@ from smolbuild.model.artifact import MAX_CONFIG_BYTES, decode_config
 from smolbuild.model.oci import (
     BUNDLE_TYPE,
     Descriptor,
+    Index,
+    Manifest,
     parse_index,
     parse_manifest,
 )
@@ -24,7 +26,7 @@ from smolbuild.trust.keys import PublicKey
 from smolbuild.trust.statement import SIGN_TYPE
 from smolbuild.trust.verify import MAX_CANDIDATES, Evidence, Verified, verify_signed
 
-__all__ = ["Pulled", "RegistryEvidence", "pull_artifact", "verify_artifact"]
+__all__ = ["Head", "Pulled", "RegistryEvidence", "fetch_head", "pull_artifact", "verify_artifact"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,41 @@ def verify_artifact(
     return first, second
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The signed top of an artifact in a registry: its index and machine manifest, verified."""
+
+    index: Index
+    index_bytes: bytes
+    manifest: Manifest
+    manifest_bytes: bytes
+    signed_by: PublicKey
+
+
+def fetch_head(reference: Reference, client: RegistryClient, keys: Mapping[str, PublicKey]) -> Head:
+    """Fetch index and machine manifest of ``reference`` and verify both signatures.
+
+    Raises:
+        VerificationError: a check failed.
+        RegistryError: the registry failed after retries, or has nothing of this name.
+
+    """
+    repository = reference.repository
+    top, _ = client.get_manifest(repository, reference.locator)
+    index = parse_index(top)
+    child = choose_child(index)
+    evidence = RegistryEvidence(client, repository)
+    signature, _ = verify_artifact(index.descriptor, child, evidence, keys)
+    raw, _ = client.get_manifest(repository, child.digest)
+    return Head(
+        index=index,
+        index_bytes=top,
+        manifest=parse_machine(raw),
+        manifest_bytes=raw,
+        signed_by=signature.key,
+    )
+
+
 def pull_artifact(
     store: Store,
     reference: Reference,
@@ -103,25 +140,19 @@ def pull_artifact(
 
     """
     repository = reference.repository
-    top, _ = client.get_manifest(repository, reference.locator)
-    parsed = parse_index(top)
-    child = choose_child(parsed)
-    evidence = RegistryEvidence(client, repository)
-    signature, _ = verify_artifact(parsed.descriptor, child, evidence, keys)
-    raw, _ = client.get_manifest(repository, child.digest)
-    manifest = parse_machine(raw)
+    head = fetch_head(reference, client, keys)
+    index, manifest = head.index.descriptor, head.manifest
     with store.lease():
         fetched = _pull(store, client, repository, [manifest.config], emit)
         decode_config(store.read(manifest.config.digest, limit=MAX_CONFIG_BYTES))
         fetched += _pull(store, client, repository, list(manifest.layers), emit)
-        store.add_bytes(raw)
-        store.add_bytes(top)
-        for subject in (parsed.descriptor, child):
+        store.add_bytes(head.manifest_bytes)
+        store.add_bytes(head.index_bytes)
+        for subject in (index, manifest.descriptor):
             _keep_signatures(store, client, repository, subject)
-        store.name(parsed.descriptor, str(reference))
-        artifact = load_artifact(store, parsed.descriptor)
-
-    return Pulled(artifact=artifact, signed_by=signature.key, bytes_pulled=fetched)
+        store.name(index, str(reference))
+        artifact = load_artifact(store, index)
+    return Pulled(artifact=artifact, signed_by=head.signed_by, bytes_pulled=fetched)
 
 
 def _pull(

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smolbuild.attempt.pull import RegistryEvidence, verify_artifact
+from smolbuild.attempt.pull import fetch_head, verify_artifact
 from smolbuild.core.digest import Digest, digest_file
 from smolbuild.core.errors import VerificationError
 from smolbuild.model.artifact import decode_config
-from smolbuild.model.oci import Descriptor, parse_index
+from smolbuild.model.oci import Descriptor
 from smolbuild.model.reference import Reference
 from smolbuild.registry.client import RegistryClient
-from smolbuild.store.artifact import choose_child, open_artifact, parse_machine
+from smolbuild.store.artifact import open_artifact
 from smolbuild.store.evidence import StoreEvidence
 from smolbuild.store.layout import Store
 from smolbuild.trust.keys import PublicKey
@@ -66,12 +66,8 @@ def verify_remote(
 
     """
     repository = reference.repository
-    top, _ = client.get_manifest(repository, reference.locator)
-    index = parse_index(top)
-    child = choose_child(index)
-    evidence = RegistryEvidence(client, repository)
-    signature, _ = verify_artifact(index.descriptor, child, evidence, keys)
-    manifest = parse_machine(client.get_manifest(repository, child.digest)[0])
+    head = fetch_head(reference, client, keys)
+    index, manifest = head.index.descriptor, head.manifest
     config = bytearray()
     client.pull_blob(repository, manifest.config, config.extend)
     decode_config(bytes(config))
@@ -80,11 +76,11 @@ def verify_remote(
         if not client.has_blob(repository, blob):
             raise VerificationError(f"the registry lacks blob {blob.digest}", code="missing-blob")
     return Verification(
-        digest=index.descriptor.digest,
-        signed_by=signature.key,
+        digest=index.digest,
+        signed_by=head.signed_by,
         where=reference.registry,
         checks=(
-            *_common_checks(index.descriptor, child),
+            *_common_checks(index, manifest.descriptor),
             f"{len(blobs)} blobs are in the registry (content is checked when pulled)",
         ),
     )

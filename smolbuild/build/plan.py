@@ -19,14 +19,13 @@ from smolbuild.model.contract import Shape
 from smolbuild.model.declared import DeclaredFiles
 from smolbuild.model.key import KeyInputs, build_key_tree, provenance_key, step_chain
 from smolbuild.model.keytree import Change, KeyTree, diff_trees, tree_from_json
-from smolbuild.model.oci import Descriptor
 from smolbuild.model.parse import parse_smolfile
 from smolbuild.model.reference import artifact_name
 from smolbuild.model.smolfile import Service, Smolfile
 from smolbuild.source.base_disk import base_identity
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
-from smolbuild.store.artifact import load_artifact, load_whole
-from smolbuild.store.layout import key_name, last_name
+from smolbuild.store.artifact import Artifact, find_whole, load_artifact
+from smolbuild.store.layout import last_name
 
 __all__ = ["Plan", "PlannedStep", "make_plan", "planned_steps"]
 
@@ -53,7 +52,7 @@ class Plan:
     implied_main: bool
     """Whether the only service is the image's own command, which nobody asked for by name."""
     shape: Shape
-    existing: Descriptor | None
+    existing: Artifact | None
     """The local artifact that has this key already."""
     changes: tuple[Change, ...] | None
     """Against the last build of this name; None when there was none."""
@@ -104,9 +103,7 @@ def make_plan(
     )
     tree = build_key_tree(inputs)
     key = provenance_key(tree)
-    existing = context.store.find(key_name(key))
-    if existing is not None and load_whole(context.store, existing) is None:
-        existing = None
+    existing = find_whole(context.store, key)
     run = run_config(smolfile, base.config)
     name = smolfile.name or artifact_name(smolfile.path.parent.name)
     return Plan(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.plan import Plan
 from smolbuild.core.digest import Digest
-from smolbuild.store.artifact import Artifact, load_whole
-from smolbuild.store.layout import key_name, last_name
+from smolbuild.store.artifact import Artifact, find_whole
+from smolbuild.store.layout import last_name
 
 __all__ = ["BuildResult", "Proof", "reuse"]
 
@@ -42,9 +42,9 @@ def reuse(
 
     Starts no machine. Idempotent. An artifact of which something is missing is none.
     """
-    found = context.store.find(key_name(plan.key))
-    artifact = load_whole(context.store, found) if found is not None else None
-    if found is None or artifact is None:
+    # None in the plan may be outdated: another build of this key may have ended since.
+    artifact = plan.existing or find_whole(context.store, plan.key)
+    if artifact is None:
         return None
-    context.store.name(found, last_name(plan.name), *names)
+    context.store.name(artifact.index.descriptor, last_name(plan.name), *names)
     return BuildResult(artifact=artifact, names=tuple(names), reused=True, phases=phases.seconds)

@@ -17,6 +17,7 @@ from smolbuild.cli.options import (
     progress_option,
     smolfile_path,
 )
+from smolbuild.core.digest import Digest
 from smolbuild.model.lock import Lock, lock_path
 from smolbuild.model.parse import parse_smolfile
 
@@ -44,7 +45,7 @@ def plan(
         return
     click.echo(f"key      {made.key}")
     click.echo(f"lock     {made.lock.state}")
-    click.echo(f"artifact {made.existing.digest if made.existing else 'would be built'}")
+    click.echo(f"artifact {_existing(made) or 'would be built'}")
     click.echo("\ninputs")
     print_table(
         [("  INPUT", "DIGEST")]
@@ -93,12 +94,16 @@ def lock(
         click.echo(f"  {key:<7} {text}")
 
 
+def _existing(made: Plan) -> Digest | None:
+    return made.existing.index.descriptor.digest if made.existing else None
+
+
 def plan_json(made: Plan, cache: StepCache) -> dict[str, object]:
     """Return the JSON of ``smolbuild plan``."""
     return {
         "name": made.name,
         "key": made.key,
-        "artifact": made.existing.digest if made.existing else None,
+        "artifact": _existing(made),
         "lock": {"state": made.lock.state, "reasons": list(made.lock.reasons)},
         "inputs": [
             {"name": name, "digest": item.digest, "value": item.value}

@@ -15,11 +15,12 @@ from smolbuild.model.oci import (
     parse_index,
     parse_manifest,
 )
-from smolbuild.store.layout import Store
+from smolbuild.store.layout import Store, key_name
 
 __all__ = [
     "Artifact",
     "choose_child",
+    "find_whole",
     "load_artifact",
     "load_whole",
     "open_artifact",
@@ -88,6 +89,12 @@ def load_whole(store: Store, descriptor: Descriptor) -> Artifact | None:
         return None
     whole = all(store.has(layer.digest, layer.size) for layer in artifact.manifest.layers)
     return artifact if whole else None
+
+
+def find_whole(store: Store, key: Digest) -> Artifact | None:
+    """Return the artifact with the provenance key ``key`` if all of it is here, else None."""
+    found = store.find(key_name(key))
+    return None if found is None else load_whole(store, found)
 
 
 def open_artifact(store: Store, text: str) -> Artifact:
