@@ -126,7 +126,8 @@ def _names(plan: Plan, tags: tuple[str, ...]) -> tuple[str, ...]:
 
 def _say_notices(plan: Plan, emit: Emit) -> None:
     for notice in plan.smolfile.notices:
-        where = f"{plan.smolfile.path.name}:{notice.line}: " if notice.line else ""
+        file = Path(notice.file or plan.smolfile.path).name  # a sibling smolbuild.toml, perhaps
+        where = f"{file}:{notice.line}: " if notice.line else ""
         emit(
             Message(
                 level="warning" if notice.loud else "info",

@@ -64,7 +64,6 @@ def test_a_child_dies_with_its_parent_after_kill_9():
     assert _await_end(pid)
 
 
-@pytest.mark.skipif(not die_with_parent(1), reason="needs setpriv")
 @pytest.mark.parametrize(("parent", "started"), [(os.getpid(), True), (2**22 + 1, False)])
 def test_a_child_whose_parent_is_gone_is_not_started(tmp_path, parent, started):
     command = [*die_with_parent(parent), "/bin/sh", "-c", 'echo "$0" > "$1"', "a b", tmp_path / "x"]
