@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smolbuild.build.cache import StepCache, lineage_of
+from smolbuild.build.cache import CachedDelta, StepCache, lineage_of
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.gate import prove_restore
 from smolbuild.build.pack import (
@@ -19,7 +19,7 @@ from smolbuild.build.pack import (
 from smolbuild.build.plan import Plan
 from smolbuild.build.result import BuildResult, reuse
 from smolbuild.build.sign import sign_artifact
-from smolbuild.build.steps import COPY_STEP, run_steps
+from smolbuild.build.steps import COPY_STEP, StepRun, run_steps
 from smolbuild.core.digest import hex_of
 from smolbuild.core.errors import BuildError, HealthError
 from smolbuild.core.events import Message, StepStarted
@@ -42,6 +42,7 @@ from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.machine.rundir import RunDirectory
 from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
 from smolbuild.model.contract import Shape
+from smolbuild.model.egress import EgressRecord, StepEgress
 from smolbuild.model.smolfile import Service
 from smolbuild.source.base_disk import BaseDisk, prepare_base
 from smolbuild.store.artifact import Artifact
@@ -54,6 +55,8 @@ __all__ = ["build"]
 _BUILD_LOCK_SECONDS = 4 * 3600.0
 _BOOT_SECONDS = 180.0
 _SPACE_MARGIN = 1 << 30
+_SERVICES = "services"
+"""Name of the delta and of the egress that services and health check leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +130,12 @@ def _build(
             (parts.shape.memory_mib << 20) * 2 + _SPACE_MARGIN,
             what="building the artifact",
         )
-        machine, overlays = _set_up(context, plan, parts, cache, work.path, phases)
+        machine, links = _set_up(context, plan, parts, cache, work.path, phases)
         try:
             frozen = _freeze(context, plan, machine, work.path, phases)
             packed.enter_context(context.store.lease())
             with phases.phase("pack", "packing disk and memory"):
-                artifact = _pack(context, plan, parts, overlays, frozen)
+                artifact = _pack(context, plan, parts, links, frozen)
         finally:
             machine.discard()
         with phases.phase("proof", "restoring two forks from the packed bytes"):
@@ -204,12 +207,15 @@ def _set_up(
     cache: StepCache,
     work: Path,
     phases: Phases,
-) -> tuple[Machine, list[tuple[str, Path]]]:
-    """Boot from the longest cached prefix, run the rest; return the machine and its deltas."""
+) -> tuple[Machine, list[StepRun]]:
+    """Boot from the longest cached prefix, run the rest; return the machine and all links."""
     cached = _borrow(cache, plan, parts, work)
     first = len(cached)
     link_names = (COPY_STEP, *(step.name for step in plan.smolfile.steps))
-    overlays = [(link_names[n], path) for n, (path, _) in enumerate(cached)]
+    links = [
+        StepRun(name=link_names[n], overlay=delta.path, egress=delta.egress)
+        for n, delta in enumerate(cached)
+    ]
     for number in range(1, first):
         context.emit(
             StepStarted(
@@ -221,41 +227,40 @@ def _set_up(
             BootSpec(
                 kernel=parts.kernel,
                 initrd=parts.initrd,
-                disk=Disk(base=parts.base.path, overlays=tuple(path for _, path in overlays)),
+                disk=Disk(base=parts.base.path, overlays=tuple(delta.path for delta in cached)),
                 shape=parts.shape,
             ),
             timeout=_BOOT_SECONDS,
         )
     try:
         with phases.phase("steps", f"{counted(len(plan.chain) - max(first, 1), 'step')} to run"):
-            done = run_steps(
+            links += run_steps(
                 machine,
                 plan.smolfile,
                 plan.run,
                 plan.files,
                 plan.chain,
                 first=first,
-                below=cached[-1][1] if cached else lineage_of(parts.base.digest),
+                below=cached[-1].token if cached else lineage_of(parts.base.digest),
                 cache=cache,
                 emit=context.emit,
             )
     except BaseException:
         machine.discard()
         raise
-    overlays.extend((step.name, step.overlay) for step in done)
-    return machine, overlays
+    return machine, links
 
 
-def _borrow(cache: StepCache, plan: Plan, parts: _Parts, work: Path) -> list[tuple[Path, str]]:
+def _borrow(cache: StepCache, plan: Plan, parts: _Parts, work: Path) -> list[CachedDelta]:
     """Link the cached deltas into ``work``, where no ``--no-cache`` build takes them away."""
-    borrowed: list[tuple[Path, str]] = []
+    borrowed: list[CachedDelta] = []
     for number, delta in enumerate(cache.prefix(plan.chain, parts.base.digest)):
         path = work / f"cached-{number}.qcow2"
         try:
             os.link(delta.path, path)
         except FileNotFoundError:
             break  # taken away just now: from here on the steps run
-        borrowed.append((path, delta.token))
+        borrowed.append(dataclasses.replace(delta, path=path))
     return borrowed
 
 
@@ -265,6 +270,8 @@ class _Frozen:
 
     checkpoint: Checkpoint
     results: Results
+    egress: tuple[EgressRecord, ...]
+    """Of the services and the health check."""
     services: tuple[Service, ...]
 
 
@@ -292,6 +299,7 @@ def _freeze(
     return _Frozen(
         checkpoint=checkpoint,
         results=Results(health=report.detail if report else "", ready_ms=ready),
+        egress=machine.egress_records(),
         services=services,
     )
 
@@ -324,6 +332,15 @@ def _probe_again(
     return tuple(alive)
 
 
+def _egress(links: Sequence[StepRun], frozen: _Frozen) -> tuple[StepEgress, ...]:
+    seen = [(link.name, record) for link in links for record in link.egress]
+    seen += [(_SERVICES, record) for record in frozen.egress]
+    return tuple(
+        StepEgress(step=step, **{f.name: getattr(r, f.name) for f in dataclasses.fields(r)})
+        for step, r in seen
+    )
+
+
 def _service_run(plan: Plan) -> RunConfig:
     env = merge_env(plan.run.env, proxy_env(plan.smolfile.network))
     return dataclasses.replace(plan.run, env=env)
@@ -333,7 +350,7 @@ def _pack(
     context: BuildContext,
     plan: Plan,
     parts: _Parts,
-    overlays: Sequence[tuple[str, Path]],
+    links: Sequence[StepRun],
     frozen: _Frozen,
 ) -> Artifact:
     checkpoint = frozen.checkpoint
@@ -341,7 +358,10 @@ def _pack(
         context.store,
         base=parts.base.path,
         base_digest=parts.base.digest,
-        overlays=[*overlays, ("services", checkpoint.disk_overlay)],
+        overlays=[
+            *((link.name, link.overlay) for link in links),
+            (_SERVICES, checkpoint.disk_overlay),
+        ],
         checkpoint=checkpoint,
         kernel=parts.kernel,
         initrd=parts.initrd,
@@ -369,6 +389,6 @@ def _pack(
         services=tuple(dataclasses.replace(service, line=0, key="") for service in frozen.services),
         health=plan.smolfile.health,
         restore=plan.smolfile.restore,
-        results=frozen.results,
+        results=dataclasses.replace(frozen.results, egress=_egress(links, frozen)),
     )
     return pack_artifact(context.store, config, streams.layers)

@@ -1,14 +1,18 @@
 """The step cache: each step's disk delta, under the chain key of everything up to the step."""
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from smolbuild.core.codec import decode, encode
 from smolbuild.core.digest import Digest, hex_of
-from smolbuild.core.files import fsync_directory, private_directory
+from smolbuild.core.errors import VerificationError
+from smolbuild.core.files import fsync_directory, private_directory, write_atomic
+from smolbuild.model.egress import EgressRecord
 
 __all__ = ["CachedDelta", "StepCache", "lineage_of"]
 
@@ -21,6 +25,15 @@ class CachedDelta:
 
     path: Path
     token: str
+    egress: tuple[EgressRecord, ...] = ()
+    """What the step asked of the network when it ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What is kept beside a delta: what nobody can see again without running the step."""
+
+    egress: tuple[EgressRecord, ...]
 
 
 def lineage_of(base: Digest) -> str:
@@ -34,8 +47,9 @@ class StepCache:
     A delta fits only over the very disk that it was made on: the same step run twice leaves two
     disks that differ in times and block numbers, although their chain key is the same. So each
     entry, ``<chain key>.<token below>.<own token>.<bytes>.qcow2``, names what it lies on, and only
-    entries that lie on each other are ever used together. Entries appear whole or not at all, and
-    one that was cut short afterwards is none; safe for many processes.
+    entries that lie on each other are ever used together. Beside it lies what was seen while the
+    step ran (``….json``). Entries appear whole or not at all, and one that was cut short afterwards
+    is none; safe for many processes.
     """
 
     def __init__(self, cache: Path) -> None:
@@ -53,7 +67,14 @@ class StepCache:
         """
         return self._stack(chain, None if base is None else lineage_of(base))
 
-    def keep(self, chain_key: Digest, below: str, overlay: Path) -> str:
+    def keep(
+        self,
+        chain_key: Digest,
+        below: str,
+        overlay: Path,
+        *,
+        egress: tuple[EgressRecord, ...] = (),
+    ) -> str:
         """Keep a finished overlay, which must not change any more, and return its token.
 
         The file is shared by hard link, so that a machine that still has it open goes on
@@ -63,6 +84,7 @@ class StepCache:
             chain_key: of everything up to and with the step.
             below: the token of the disk that the overlay lies on.
             overlay: a qcow2 file on the same file system.
+            egress: what the step asked of the network.
 
         Raises:
             OSError: the disk is full, for example.
@@ -72,7 +94,10 @@ class StepCache:
         with overlay.open("rb") as stream:
             os.fsync(stream.fileno())
             size = os.fstat(stream.fileno()).st_size
-        os.link(overlay, self._root / f"{hex_of(chain_key)}.{below}.{token}.{size}.qcow2")
+        target = self._root / f"{hex_of(chain_key)}.{below}.{token}.{size}.qcow2"
+        seen = json.dumps(encode(_Seen(egress=egress))).encode()
+        write_atomic(target.with_suffix(".json"), seen, mode=0o600)
+        os.link(overlay, target)
         fsync_directory(self._root)
         return token
 
@@ -90,6 +115,7 @@ class StepCache:
             if token in gone:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
+                    path.with_suffix(".json").unlink(missing_ok=True)
 
     def _stack(self, chain: tuple[Digest, ...], below: str | None) -> tuple[CachedDelta, ...]:
         best: tuple[CachedDelta, ...] = ()
@@ -97,9 +123,11 @@ class StepCache:
             return best
         for path in sorted(self._root.glob(f"{hex_of(chain[0])}.{below or '*'}.*.*.qcow2")):
             token, size = path.name.split(".")[2:4]
-            if not _has_size(path, size):
+            seen = _seen(path.with_suffix(".json"))
+            if seen is None or not _has_size(path, size):
                 continue
-            found = (CachedDelta(path=path, token=token), *self._stack(chain[1:], token))
+            delta = CachedDelta(path=path, token=token, egress=seen.egress)
+            found = (delta, *self._stack(chain[1:], token))
             if len(found) > len(best):
                 best = found
             if len(best) == len(chain):
@@ -118,3 +146,11 @@ def _has_size(path: Path, size: str) -> bool:
         return size.isdecimal() and path.stat().st_size >= int(size)
     except FileNotFoundError:
         return False
+
+
+def _seen(path: Path) -> _Seen | None:
+    """Return what was seen, None when it is missing or damaged: then the step must run again."""
+    try:
+        return decode(_Seen, json.loads(path.read_bytes()), "step cache")
+    except (OSError, ValueError, VerificationError):
+        return None

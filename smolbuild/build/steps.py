@@ -3,7 +3,7 @@
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from smolbuild.machine.base import ExecRequest, Machine
 from smolbuild.machine.health import merge_env
 from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.model.artifact import RunConfig
+from smolbuild.model.egress import EgressRecord
 from smolbuild.model.smolfile import Copy, Network, Smolfile, Step
 
 __all__ = ["COPY_STEP", "StepRun", "run_steps"]
@@ -37,11 +38,13 @@ _WANTS_NETWORK = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """A link of the chain that was run: its name and the delta it left."""
+    """A link of the chain, run now or earlier: its name and what it left."""
 
     name: str
     overlay: Path
-    """In the machine's directory, as long as the machine lives."""
+    """Its delta; of one that was run now, as long as the machine lives."""
+    egress: tuple[EgressRecord, ...] = ()
+    """What it asked of the network."""
 
 
 def run_steps(
@@ -70,6 +73,7 @@ def run_steps(
     total = len(smolfile.steps)
     for link in range(first, len(chain)):
         started = time.monotonic()
+        egress: tuple[EgressRecord, ...] = ()
         if link == 0:
             name = COPY_STEP
             _copy(machine, smolfile.copy, files)
@@ -78,13 +82,13 @@ def run_steps(
             name = step.name
             emit(StepStarted(name=name, number=link, total=total, cached=False))
             _copy(machine, step.copy, files)
-            _run_step(machine, smolfile, step, run, emit)
+            egress = _run_step(machine, smolfile, step, run, emit)
         overlay = machine.snapshot_disk()
-        below = cache.keep(chain[link], below, overlay)
+        below = cache.keep(chain[link], below, overlay, egress=egress)
         seconds = time.monotonic() - started
         if link:
             emit(StepFinished(name=name, seconds=seconds, status=0))
-        done.append(StepRun(name=name, overlay=overlay))
+        done.append(StepRun(name=name, overlay=overlay, egress=egress))
     return tuple(done)
 
 
@@ -94,7 +98,10 @@ def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles) -> N
         machine.put(archive, "/", timeout=_COPY_SECONDS)
 
 
-def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, emit: Emit) -> None:
+def _run_step(
+    machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, emit: Emit
+) -> tuple[EgressRecord, ...]:
+    """Run ``step`` and return what it asked of the network."""
     last: deque[bytes] = deque()
     kept = 0
 
@@ -107,7 +114,7 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
         emit(Output(source=step.name, stream=stream, data=data))
 
     network = smolfile.network_of(step)
-    asked = len(machine.egress())
+    machine.egress_records()  # what was asked before is not this step's
     let_through(machine, network)
     try:
         result = machine.exec(
@@ -129,8 +136,9 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
             code=error.code,
             details=error.details,
         ) from error
+    egress = machine.egress_records()
     if result.status == 0 and not result.timed_out:
-        return
+        return egress
     lines = b"".join(last).decode("utf-8", "backslashreplace").splitlines()[-_TAIL_LINES:]
     ending = (
         f"did not end within {step.timeout:g} s and was killed"
@@ -139,14 +147,14 @@ def _run_step(machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, 
     )
     raise BuildError(
         f"{_where(smolfile, step)}step {step.name} {ending}",
-        hint=_hint(machine.egress()[asked:], network, lines),
+        hint=_hint(egress, network, lines),
         code="step-timeout" if result.timed_out else "step-failed",
         details="\n".join(lines),
     )
 
 
-def _hint(requests: Sequence[str], network: Network, lines: Sequence[str]) -> str:
-    denied = sorted({r.removeprefix("denied ") for r in requests if r.startswith("denied ")})
+def _hint(egress: Iterable[EgressRecord], network: Network, lines: Sequence[str]) -> str:
+    denied = sorted({record.target for record in egress if record.denied})
     if denied:
         return (
             f"the step asked for what it may not reach: {', '.join(denied[:5])}; if it should, add "

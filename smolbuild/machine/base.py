@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Literal, Protocol
 
 from smolbuild.model.contract import Contract, Shape
+from smolbuild.model.egress import EgressRecord
 from smolbuild.model.smolfile import Probe
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "Contract",
     "Disk",
+    "EgressRecord",
     "Engine",
     "ExecRequest",
     "ExecResult",
@@ -196,10 +198,10 @@ class Machine(Protocol):
     def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> None:
         """Set what the egress proxy of a ``none`` machine lets through now; None: nothing."""
 
-    def egress(self) -> tuple[str, ...]:
-        """Return the requests so far: ``host:port``, or the URL where visible.
+    def egress_records(self) -> tuple[EgressRecord, ...]:
+        """Return what the guest asked of the network since the last call, denied requests too.
 
-        What was denied begins with ``denied ``.
+        Complete for a step once its network was closed by ``allow(None)``.
         """
 
     def freshen(self, call: Freshen) -> Identity:

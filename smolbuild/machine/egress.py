@@ -8,11 +8,11 @@ and carried to the checked address, or through the proxy that the host itself ne
 import contextlib
 import socket
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smolbuild.core.clock import Deadline
+from smolbuild.machine.egress_account import Account
 from smolbuild.machine.egress_http import (
     HEAD_LIMIT,
     BadRequestError,
@@ -24,28 +24,15 @@ from smolbuild.machine.egress_http import (
 from smolbuild.machine.egress_route import Resolve, Route, open_route, resolve_on_host
 from smolbuild.machine.egress_rules import Rules
 from smolbuild.machine.relay import copy_bytes, read_head, relay
+from smolbuild.model.egress import EgressRecord
 
-__all__ = ["Egress", "EgressRecord"]
+__all__ = ["Egress"]
 
 _HEAD_SECONDS = 30.0
 _CONNECT_SECONDS = 30.0
 _IDLE_SECONDS = 300.0
 _MAX_CONNECTIONS = 128
-_MAX_RECORDS = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EgressRecord:
-    """One request; ``target`` is ``host:port``, or the URL without its query where visible."""
-
-    target: str
-    status: int
-    """Of the answer; 403: denied; 200 for an open tunnel."""
-    sent: int = 0
-    """Bytes from the guest, heads not counted."""
-    received: int = 0
-    """Bytes to the guest, heads not counted."""
-    denied: bool = False
+_SETTLE_SECONDS = 5.0
 
 
 class Egress:
@@ -62,9 +49,9 @@ class Egress:
     ) -> None:
         self._environment = environment
         self._resolve = resolve
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._rules = Rules()
-        self._records: deque[EgressRecord] = deque(maxlen=_MAX_RECORDS)
+        self._account = Account()
         self._open: set[socket.socket] = set()
         self._closed = False
 
@@ -90,22 +77,24 @@ class Egress:
             return
         threading.Thread(target=self._serve, args=(connection,), name="egress", daemon=True).start()
 
-    def requests(self) -> tuple[str, ...]:
-        """Return what was asked for (the last 10,000), ``denied `` before what was denied."""
-        return tuple(
-            f"denied {record.target}" if record.denied else record.target
-            for record in self.records()
-        )
-
-    def records(self) -> tuple[EgressRecord, ...]:
-        """Return the requests so far with status and bytes."""
+    def settle(self) -> None:
+        """Abort what is open and wait until it is accounted for, at most 5 s."""
+        self._abort()
         with self._lock:
-            return tuple(self._records)
+            self._lock.wait_for(lambda: not self._open, timeout=_SETTLE_SECONDS)
+
+    def take_records(self) -> tuple[EgressRecord, ...]:
+        """Return the requests since the last call; what is open counts as it stands, once."""
+        return self._account.take()
 
     def close(self) -> None:
-        """Abort all connections. Idempotent."""
+        """Abort all connections and take no more. Idempotent."""
         with self._lock:
             self._closed = True
+        self._abort()
+
+    def _abort(self) -> None:
+        with self._lock:
             connections = list(self._open)
         for connection in connections:
             with contextlib.suppress(OSError):
@@ -116,9 +105,13 @@ class Egress:
             with contextlib.suppress(OSError):  # either end went away: there is nobody to tell
                 self._answer(connection)
         finally:
-            with self._lock:
-                self._open.discard(connection)
+            self._forget(connection)
             connection.close()
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(connection)
+            self._lock.notify_all()
 
     def _answer(self, guest: socket.socket) -> None:
         deadline = Deadline.after(_HEAD_SECONDS)
@@ -130,7 +123,8 @@ class Egress:
         except BadRequestError as error:
             _refuse(guest, error)
             return
-        record = EgressRecord(target=request.target, status=0)
+        record = EgressRecord(host=request.host, port=request.port, url=request.url, status=0)
+        number = self._account.begin(record)
         try:
             with self._lock:
                 rules = self._rules
@@ -148,8 +142,7 @@ class Egress:
             record = replace(record, status=error.status, denied=error.status == 403)
             _refuse(guest, error)
         finally:
-            with self._lock:
-                self._records.append(record)
+            self._account.end(number, record)
 
     def _tunnel(
         self,
@@ -198,8 +191,7 @@ class Egress:
         try:
             yield
         finally:
-            with self._lock:
-                self._open.discard(server)
+            self._forget(server)
             server.close()
 
 

@@ -65,10 +65,10 @@ class ProxyRequest:
         return self.method == "CONNECT"
 
     @property
-    def target(self) -> str:
-        """``host:port``, or the URL without its query (which may hold a secret)."""
+    def url(self) -> str:
+        """The URL without its query (which may hold a secret); empty for CONNECT."""
         if self.tunnel:
-            return self.authority(443 if self.port != 443 else 0)
+            return ""
         return f"http://{self.authority(80)}{self.path.partition('?')[0]}"
 
     def authority(self, default_port: int = 0, *, host: str = "") -> str:

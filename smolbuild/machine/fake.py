@@ -25,6 +25,7 @@ from smolbuild.machine.base import (
     Checkpoint,
     Contract,
     Disk,
+    EgressRecord,
     ExecRequest,
     ExecResult,
     Freshen,
@@ -195,8 +196,8 @@ class FakeMachine:
         """Every execution that was not answered from a record."""
         self.allowed: tuple[tuple[str, ...] | None, tuple[str, ...]] = (None, ())
         """What ``allow`` was last called with."""
-        self.reached: list[str] = []
-        """What ``egress`` returns."""
+        self.reached: list[EgressRecord] = []
+        """What ``egress_records`` returns next."""
         self.discarded = False
         self._guest = guest
         self._shape = shape
@@ -298,9 +299,11 @@ class FakeMachine:
         self._check()
         self.allowed = (hosts, cidrs)
 
-    def egress(self) -> tuple[str, ...]:
-        """Return ``reached``."""
-        return tuple(self.reached)
+    def egress_records(self) -> tuple[EgressRecord, ...]:
+        """Return ``reached`` and empty it."""
+        taken = tuple(self.reached)
+        self.reached.clear()
+        return taken
 
     def freshen(self, call: Freshen) -> Identity:
         """Take the new names and a new boot id."""

@@ -16,6 +16,7 @@ from smolbuild.core.files import fsync_directory, require_space
 from smolbuild.machine.base import (
     Checkpoint,
     Contract,
+    EgressRecord,
     ExecRequest,
     ExecResult,
     Freshen,
@@ -213,12 +214,13 @@ class QemuMachine:
         with self._explained("the egress proxy"):
             if hosts is None:
                 self._channel.disable_tunnels()
+                self._egress.settle()
             else:
                 self._channel.enable_tunnels()
 
-    def egress(self) -> tuple[str, ...]:
-        """Return the requests seen so far, denied ones marked."""
-        return self._egress.requests()
+    def egress_records(self) -> tuple[EgressRecord, ...]:
+        """Return what the guest asked of the network since the last call."""
+        return self._egress.take_records()
 
     # disk and checkpoint
 

@@ -14,6 +14,7 @@ from smolbuild.core.codec import decode, encode
 from smolbuild.core.digest import Digest, parse_digest
 from smolbuild.core.errors import VerificationError
 from smolbuild.model.contract import Contract, Shape
+from smolbuild.model.egress import StepEgress
 from smolbuild.model.oci import encode_json, parse_json_object
 from smolbuild.model.smolfile import Health, Network, RestoreContract, Service
 
@@ -109,6 +110,8 @@ class Results:
     """What the passed health check saw; empty when none is declared."""
     ready_ms: Mapping[str, int]
     """Milliseconds from a service's start to its passed readiness probe, by service."""
+    egress: tuple[StepEgress, ...] = ()
+    """What each step, and then the services, asked of the network, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

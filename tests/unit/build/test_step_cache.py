@@ -4,6 +4,7 @@ import itertools
 
 from smolbuild.build.cache import StepCache, lineage_of
 from smolbuild.core.digest import digest_bytes
+from smolbuild.model.egress import EgressRecord
 
 BASE = digest_bytes(b"base disk")
 CHAIN = tuple(digest_bytes(b"link %d" % n) for n in range(3))
@@ -87,7 +88,8 @@ def test_forgetting_a_chain_takes_what_other_chains_laid_on_it(tmp_path):
     cache.forget(CHAIN)
     assert cache.prefix(other, BASE) == ()
     assert found(cache, stranger) == kept
-    assert len(list((tmp_path / "cache" / "steps").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "steps").glob("*.qcow2"))) == 1
+    assert len(list((tmp_path / "cache" / "steps").iterdir())) == 2
 
 
 def test_a_delta_that_was_cut_short_is_none(tmp_path):
@@ -96,3 +98,17 @@ def test_a_delta_that_was_cut_short_is_none(tmp_path):
     with cache.prefix(CHAIN, BASE)[1].path.open("r+b") as stream:
         stream.truncate(3)
     assert found(cache) == made[:1]
+
+
+def test_what_a_step_asked_of_the_network_comes_back_with_its_delta(tmp_path):
+    cache = StepCache(tmp_path / "cache")
+    asked = (
+        EgressRecord(host="a.example", port=80, url="http://a.example/x", status=200, sent=1),
+        EgressRecord(host="b.example", port=53, status=403, denied=True, requests=7),
+    )
+    cache.keep(CHAIN[0], lineage_of(BASE), overlay(tmp_path), egress=asked)
+    (delta,) = cache.prefix(CHAIN, BASE)
+    assert delta.egress == asked
+    # Nobody can tell any more what the step asked: it must run again.
+    delta.path.with_suffix(".json").write_text("{")
+    assert cache.prefix(CHAIN, BASE) == ()

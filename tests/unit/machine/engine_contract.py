@@ -202,4 +202,4 @@ class EngineContract:
     def test_allow_takes_hosts_and_nothing(self, machine):
         machine.allow(("example.com", "*.example.org"), ("192.0.2.0/24",))
         machine.allow(None)
-        assert machine.egress() == ()
+        assert machine.egress_records() == ()

@@ -2,7 +2,6 @@ import http.server
 import ipaddress
 import socket
 import threading
-import time
 
 import pytest
 
@@ -99,11 +98,10 @@ def ask(egress, data, *, end=True):
 
 
 def settled(egress, count):
-    deadline = time.monotonic() + 5
-    while len(egress.records()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return egress.records()
+    egress.settle()
+    records = egress.take_records()
+    assert len(records) == count
+    return records
 
 
 def test_plain_request(egress, web):
@@ -115,7 +113,9 @@ def test_plain_request(egress, web):
     assert path == "/x?y"
     assert headers["Host"] == f"good.example:{web.server_port}"
     (record,) = settled(egress, 1)
-    assert record.target == f"http://good.example:{web.server_port}/x"
+    assert record.target == record.url == f"http://good.example:{web.server_port}/x"
+    assert (record.host, record.port) == ("good.example", web.server_port)
+    assert egress.take_records() == ()
     assert (record.status, record.received, record.denied) == (200, len("got /x?y"), False)
 
 
@@ -180,8 +180,8 @@ def test_what_is_not_on_the_list_is_denied_with_the_key_to_change(egress, line, 
     got = ask(egress, line + b"\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 403 Forbidden\r\n")
     assert b"network.allow_hosts" in got
-    assert settled(egress, 1)[0].denied
-    assert egress.requests() == (f"denied {target}",)
+    (record,) = settled(egress, 1)
+    assert (record.target, record.denied, record.status) == (target, True, 403)
 
 
 def test_a_name_that_turns_to_the_host_is_denied(web):
@@ -260,6 +260,19 @@ def test_a_tunnel_through_the_hosts_own_proxy(echo):
         thread.join()
     assert heads == [b"CONNECT far.example:443 HTTP/1.1\r\nHost: far.example:443\r\n\r\n"]
     egress.close()
+
+
+def test_an_open_tunnel_is_cut_and_accounted_for_when_it_settles(egress, echo):
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.settimeout(10)
+        egress.accept(theirs)
+        ours.sendall(b"CONNECT good.example:%d HTTP/1.1\r\n\r\nhello" % echo)
+        while not ours.recv(1000).endswith(b"hello"):
+            pass
+        (record,) = settled(egress, 1)
+        assert (record.status, record.sent, record.received) == (200, 5, 5)
+        assert ours.recv(10) == b""
 
 
 def test_close_ends_what_is_open_and_refuses_more(egress, echo):

@@ -22,7 +22,7 @@ def test_absolute_url():
         )
     )
     assert (request.method, request.host, request.port) == ("GET", "example.com", 8080)
-    assert request.target == "http://example.com:8080/a/b"
+    assert request.url == "http://example.com:8080/a/b"
     assert request.head().split(b"\r\n") == [
         b"GET /a/b?token=1 HTTP/1.1",
         b"Host: example.com:8080",
@@ -47,7 +47,7 @@ def test_connect():
     request = parse_request(head("CONNECT [2001:db8::1]:443 HTTP/1.1", "Host: x"))
     assert request.tunnel
     assert (request.host, request.port) == ("2001:db8::1", 443)
-    assert request.target == "[2001:db8::1]:443"
+    assert request.url == ""
 
 
 @pytest.mark.parametrize(
