@@ -47,7 +47,7 @@ from smolbuild.model.smolfile import Service
 from smolbuild.source.base_disk import BaseDisk, prepare_base
 from smolbuild.store.artifact import Artifact
 from smolbuild.store.layout import key_name, last_name
-from smolbuild.store.materialise import forget_materialised, materialise
+from smolbuild.store.materialise import materialising
 from smolbuild.trust.keys import Signer
 
 __all__ = ["build"]
@@ -138,19 +138,13 @@ def _build(
                 artifact = _pack(context, plan, parts, links, frozen)
         finally:
             machine.discard()
-        with phases.phase("proof", "restoring two forks from the packed bytes"):
-            files = materialise(
-                context.store,
-                artifact,
-                context.home.materialised,
-                emit=context.emit,
-                force=True,
-            )
-            try:
-                proofs = prove_restore(context.engine, files, artifact.config, now=context.now)
-            except BaseException:  # what is not proven has no name, so nobody would remove it
-                forget_materialised(context.home.materialised, artifact.manifest.descriptor.digest)
-                raise
+        with (
+            phases.phase("proof", "restoring two forks from the packed bytes"),
+            materialising(
+                context.store, artifact, context.home.materialised, emit=context.emit
+            ) as files,
+        ):
+            proofs = prove_restore(context.engine, files, artifact.config, now=context.now)
         with phases.phase("sign", "signing"):
             sign_artifact(context.store, artifact, signer, proofs, now=context.now())
             context.store.name(

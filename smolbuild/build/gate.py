@@ -7,6 +7,7 @@ made fresh and health-checked; the two forks must be different machines with the
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from smolbuild.build.result import Proof
@@ -56,9 +57,7 @@ def prove_restore(
     """
     with contextlib.ExitStack() as forks:
         proofs, samples = [], []
-        for number in range(1, _FORKS + 1):
-            fork = _restore(engine, files, config, number)
-            forks.callback(fork.discard)
+        for number, fork in enumerate(_restore_all(engine, files, config, forks), 1):
             before = now()
             identity = fork.machine.identity()
             sample = _Sample(identity=identity, before=before, after=now())
@@ -75,6 +74,20 @@ def prove_restore(
             )
         _check_different(*samples)
         return tuple(proofs)
+
+
+def _restore_all(
+    engine: Engine, files: Materialised, config: ArtifactConfig, forks: contextlib.ExitStack
+) -> list[Fork]:
+    """Restore the forks side by side, as a worker does; whatever comes up is discarded at last."""
+
+    def restore(number: int) -> Fork:
+        fork = _restore(engine, files, config, number)
+        forks.callback(fork.discard)
+        return fork
+
+    with ThreadPoolExecutor(_FORKS, thread_name_prefix="proof") as pool:
+        return list(pool.map(restore, range(1, _FORKS + 1)))
 
 
 def _restore(engine: Engine, files: Materialised, config: ArtifactConfig, number: int) -> Fork:

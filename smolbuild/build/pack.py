@@ -15,8 +15,8 @@ from smolbuild.core.errors import VerificationError
 from smolbuild.core.events import Emit, Transfer
 from smolbuild.core.files import private_directory, write_atomic
 from smolbuild.machine.base import Checkpoint
-from smolbuild.machine.qcow2 import Extent, clusters
 from smolbuild.model.artifact import (
+    DELTA_BLOCK,
     ArtifactConfig,
     DiskDelta,
     DiskStreams,
@@ -42,12 +42,12 @@ from smolbuild.model.oci import (
 from smolbuild.store.artifact import Artifact, load_artifact
 from smolbuild.store.chunks import LayerSet, data_ranges, map_file, pack_blob, pack_stream
 from smolbuild.store.layout import Store
+from smolbuild.store.qcow2 import Extent, clusters
 
 __all__ = ["Streams", "pack_artifact", "pack_streams"]
 
 DISK_CHUNK = 4 * 1024 * 1024
 MEMORY_CHUNK = 16 * 1024 * 1024
-DELTA_BLOCK = 64 * 1024
 _GOARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 """OCI names architectures as Go does."""
 

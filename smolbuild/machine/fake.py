@@ -35,8 +35,8 @@ from smolbuild.machine.base import (
     RestoreSpec,
     Shape,
 )
-from smolbuild.machine.qcow2 import CLUSTER, clusters, create_overlay
 from smolbuild.model.smolfile import ExecProbe, FileProbe, Probe
+from smolbuild.store.qcow2 import CLUSTER, clusters, create_overlay
 
 __all__ = ["FAKE_CONTRACT", "FakeEngine", "FakeMachine", "OnExec"]
 

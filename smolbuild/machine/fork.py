@@ -77,7 +77,7 @@ def restore_fork(
         RestoreSpec(
             kernel=files.kernel,
             initrd=files.initrd,
-            disk=Disk(base=files.disk),
+            disk=Disk(base=files.base, overlays=(files.overlay,)),
             shape=config.shape,
             memory=files.memory,
             state=files.state,

@@ -24,9 +24,9 @@ from smolbuild.machine.channel import AgentChannel
 from smolbuild.machine.command import MACHINE_TYPE, Launch
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.launch import Process, launch
-from smolbuild.machine.qcow2 import create_overlay
 from smolbuild.machine.qemu_machine import Cursor, QemuMachine
 from smolbuild.machine.rundir import RunDirectory
+from smolbuild.store.qcow2 import create_overlay
 
 __all__ = ["QemuEngine"]
 

@@ -30,8 +30,8 @@ from smolbuild.machine.command import overlay_node
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.launch import Process, milliseconds_since
 from smolbuild.machine.memory import save_sparse
-from smolbuild.machine.qcow2 import create_overlay
 from smolbuild.model.smolfile import Probe
+from smolbuild.store.qcow2 import create_overlay
 
 __all__ = ["Cursor", "QemuMachine"]
 

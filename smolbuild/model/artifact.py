@@ -19,6 +19,7 @@ from smolbuild.model.oci import encode_json, parse_json_object
 from smolbuild.model.smolfile import Health, Network, RestoreContract, Service
 
 __all__ = [
+    "DELTA_BLOCK",
     "FORMAT_VERSION",
     "MAX_CONFIG_BYTES",
     "ArtifactConfig",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+DELTA_BLOCK = 64 * 1024
+"""Bytes of a disk delta's blocks."""
 MAX_CONFIG_BYTES = 64 * 1024 * 1024
 _MAX_CHUNK = 64 * 1024 * 1024
 _MAX_STREAM = 1 << 44
@@ -62,7 +65,8 @@ class DiskDelta:
     """Blocks of the disk that differ from what lies below.
 
     ``blocks`` are runs ``(first block, count)`` whose content is ``data``, packed in this order;
-    ``zeros`` are runs that became zero. Block numbers count ``block_size`` bytes.
+    ``zeros`` are runs that became zero. Block numbers count ``block_size`` bytes,
+    which is ``DELTA_BLOCK``.
     """
 
     step: str
@@ -188,8 +192,8 @@ def _check_streams(config: ArtifactConfig) -> None:
 def _check_delta(delta: DiskDelta, disk_bytes: int) -> None:
     what = f"disk delta {delta.step!r}"
     _check_stream(delta.data, what)
-    if not 4096 <= delta.block_size <= _MAX_CHUNK:
-        _bad(what, "its block size is out of range")
+    if delta.block_size != DELTA_BLOCK:
+        _bad(what, f"its block size is not {DELTA_BLOCK}")
     for first, count in (*delta.blocks, *delta.zeros):
         if (
             first < 0

@@ -1,38 +1,43 @@
 """Materialise an artifact once per host: verified, decompressed, sparse files that forks map.
 
-``materialised/<hex of the manifest digest>/`` holds ``disk.raw``, ``memory.raw``, ``state.bin``,
-``kernel`` and ``initrd``. The directory appears by one rename after everything in it was verified
-and fsynced, so its existence is the proof; nothing is hashed or decompressed on the restore path.
-What somebody deleted or cut short afterwards shows in the files' lengths, and is made anew.
+``materialised/<hex of the manifest digest>/`` holds ``base.raw``, ``disk.<bytes>.qcow2`` (the
+disk's deltas, as one overlay), ``memory.raw``, ``state.bin``, ``kernel`` and ``initrd``. The
+directory appears by one rename after everything in it was verified and fsynced, so its existence is
+the proof; nothing is hashed or decompressed on the restore path. What somebody deleted or cut short
+afterwards shows in the files' lengths, and is made anew.
+
+``base.raw`` is a hard link to ``.bases/<hex of its content>.raw``: artifacts with the same base, as
+the versions of one environment have, share it. A base without another link belongs to nothing.
 """
 
 import contextlib
-import functools
-import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from smolbuild.core.digest import Digest, hex_of, parse_digest
+from smolbuild.core.digest import Digest, digest_value, hex_of, parse_digest
 from smolbuild.core.events import Emit, Transfer
 from smolbuild.core.files import (
     file_lock,
     fsync_directory,
+    private_directory,
     remove_tree,
     require_space,
+    try_lock,
 )
-from smolbuild.model.artifact import ArtifactConfig, DiskDelta, Stream
-from smolbuild.model.oci import (
-    DEVICE_STATE_TYPE,
-    DISK_CHUNK_TYPE,
-    INITRD_TYPE,
-    KERNEL_TYPE,
-    MEMORY_CHUNK_TYPE,
-    Descriptor,
-)
+from smolbuild.model.artifact import ArtifactConfig, Stream
 from smolbuild.store.artifact import Artifact
-from smolbuild.store.chunks import read_chunk, unpack_blob, unpack_stream
 from smolbuild.store.layout import Store
+from smolbuild.store.unpack import (
+    OnBytes,
+    raw_bytes,
+    sync_file,
+    write_base,
+    write_blobs,
+    write_deltas,
+)
 
 __all__ = [
     "Materialised",
@@ -40,6 +45,7 @@ __all__ = [
     "materialise",
     "materialised_digests",
     "materialised_directory",
+    "materialising",
 ]
 
 _LOCK_SECONDS = 600.0
@@ -50,7 +56,10 @@ class Materialised:
     """The files of a verified artifact."""
 
     directory: Path
-    disk: Path
+    base: Path
+    """The raw base of the disk."""
+    overlay: Path
+    """What lies over it: qcow2."""
     memory: Path
     state: Path
     kernel: Path
@@ -71,9 +80,7 @@ def materialised_digests(root: Path) -> tuple[Digest, ...]:
     return tuple(found)
 
 
-def materialise(
-    store: Store, artifact: Artifact, root: Path, *, emit: Emit, force: bool = False
-) -> Materialised:
+def materialise(store: Store, artifact: Artifact, root: Path, *, emit: Emit) -> Materialised:
     """Make the artifact's files below ``root``, or return them at once when they are there.
 
     Two processes that want the same artifact wait for each other and share the result. Idempotent.
@@ -83,7 +90,6 @@ def materialise(
         artifact: already verified by whoever calls this for a foreign artifact.
         root: ``Home.materialised``.
         emit: receives ``Transfer`` events.
-        force: write them again from the packed bytes even if they are there.
 
     Raises:
         VerificationError: a blob is missing or damaged; nothing is left behind.
@@ -91,32 +97,139 @@ def materialise(
 
     """
     final = materialised_directory(root, artifact.manifest.descriptor.digest)
-    if not force and _is_whole(final, artifact.config):
-        return _files(final)
-    with (
-        store.lease(),
-        file_lock(_lock(final), timeout=_LOCK_SECONDS, what=f"materialising {final.name[:12]}"),
-    ):
-        if not force and _is_whole(final, artifact.config):
-            return _files(final)
-        temporary = root / f".tmp-{final.name}"
-        _clear(final, temporary)
-        require_space(root, _raw_bytes(artifact.config), what="materialising the artifact")
-        try:
-            temporary.mkdir(mode=0o700)
-            _write_files(store, artifact, _files(temporary), emit)
-            temporary.rename(final)
-        finally:
-            remove_tree(temporary)
-        fsync_directory(root)
+    if not _is_whole(final, artifact.config):
+        with store.lease(), _locked(final):
+            if not _is_whole(final, artifact.config):
+                with _written(store, artifact, root, emit):
+                    pass
     return _files(final)
+
+
+@contextlib.contextmanager
+def materialising(
+    store: Store, artifact: Artifact, root: Path, *, emit: Emit
+) -> Iterator[Materialised]:
+    """Give the artifact's files, written anew; they stay when the block ends without an error.
+
+    In the block they lie in a directory of their own, which goes at its end. Of the disk's base the
+    file is taken that is there, since it was written from the same packed bytes before. Raises as
+    ``materialise`` does.
+    """
+    final = materialised_directory(root, artifact.manifest.descriptor.digest)
+    with store.lease(), _locked(final), _written(store, artifact, root, emit) as files:
+        yield files
 
 
 def forget_materialised(root: Path, manifest: Digest) -> None:
     """Remove the files of a materialised artifact. Idempotent; running forks keep what they map."""
     final = materialised_directory(root, manifest)
-    with file_lock(_lock(final), timeout=_LOCK_SECONDS, what=f"materialising {final.name[:12]}"):
-        _clear(final, root / f".tmp-{final.name}")
+    with _locked(final):
+        _clear(final, _temporary(final))
+    _sweep_bases(root)
+
+
+@contextlib.contextmanager
+def _written(store: Store, artifact: Artifact, root: Path, emit: Emit) -> Iterator[Materialised]:
+    """Write the files, and move them to their place after the block; the caller holds the lock."""
+    final = materialised_directory(root, artifact.manifest.descriptor.digest)
+    temporary = _temporary(final)
+    _clear(final, temporary)
+    base = _bases(root) / f"{hex_of(_base_digest(artifact.config))}.raw"
+    progress = _progress(artifact.config, emit)
+    try:
+        temporary.mkdir(mode=0o700)
+        _link_base(store, artifact, base, _files(temporary).base, progress)
+        _require_space(root, *_streams(artifact.config))
+        unsized = temporary / "deltas"
+        write_deltas(store, artifact, unsized, progress)
+        unsized.rename(temporary / f"disk.{unsized.stat().st_size}.qcow2")
+        files = _files(temporary)
+        write_blobs(
+            store,
+            artifact,
+            memory=files.memory,
+            state=files.state,
+            kernel=files.kernel,
+            initrd=files.initrd,
+            progress=progress,
+        )
+        with ThreadPoolExecutor(1, thread_name_prefix="sync") as pool:
+            # Beside the block: what it does with the files need not wait for the disk.
+            written = pool.map(sync_file, list(temporary.iterdir()))
+            yield files
+            for _ in written:
+                pass
+        fsync_directory(temporary)
+        temporary.rename(final)
+    except BaseException:
+        remove_tree(temporary)
+        _sweep_bases(root)
+        raise
+    fsync_directory(root)
+
+
+def _link_base(
+    store: Store, artifact: Artifact, base: Path, target: Path, progress: OnBytes
+) -> None:
+    stream = artifact.config.disk.base
+    with _locked(base):
+        if not _has_size(base, stream.size):
+            _require_space(base.parent, stream)
+            temporary = base.with_name(f".tmp-{base.name}")
+            temporary.unlink(missing_ok=True)  # of a process that died here: the lock says so
+            try:
+                write_base(store, artifact, temporary, progress)
+                sync_file(temporary)
+                temporary.rename(base)
+            finally:
+                temporary.unlink(missing_ok=True)
+            fsync_directory(base.parent)
+        target.hardlink_to(base)
+
+
+def _sweep_bases(root: Path) -> None:
+    """Remove the bases that belong to nothing, unless somebody is about to link one."""
+    for base in _bases(root).glob("*.raw"):
+        with try_lock(_lock(base)) as free:
+            if free and base.stat().st_nlink == 1:
+                base.unlink()
+
+
+def _base_digest(config: ArtifactConfig) -> Digest:
+    """Return the identity of the base's content: of its chunks, not of how they are packed."""
+    base = config.disk.base
+    content = [[chunk.length, chunk.sha256] for chunk in base.chunks]
+    return digest_value("smolbuild.materialised-base.v1", [base.size, base.chunk_size, content])
+
+
+def _progress(config: ArtifactConfig, emit: Emit) -> OnBytes:
+    total = raw_bytes(config.disk.base, *_streams(config))
+    lock, done = threading.Lock(), 0
+
+    def progress(length: int) -> None:
+        nonlocal done
+        with lock:
+            done += length
+        emit(Transfer(what="materialise", done=done, total=total))
+
+    return progress
+
+
+def _streams(config: ArtifactConfig) -> tuple[Stream, ...]:
+    """Return the streams that an artifact shares with no other."""
+    return (config.memory, *(delta.data for delta in config.disk.deltas))
+
+
+def _require_space(directory: Path, *streams: Stream) -> None:
+    require_space(directory, raw_bytes(*streams), what="materialising the artifact")
+
+
+def _bases(root: Path) -> Path:
+    return private_directory(root / ".bases")
+
+
+def _temporary(final: Path) -> Path:
+    return final.with_name(f".tmp-{final.name}")
 
 
 def _clear(final: Path, temporary: Path) -> None:
@@ -127,14 +240,20 @@ def _clear(final: Path, temporary: Path) -> None:
     remove_tree(temporary)
 
 
+def _locked(path: Path) -> contextlib.AbstractContextManager[None]:
+    return file_lock(_lock(path), timeout=_LOCK_SECONDS, what=f"materialising {path.name[:12]}")
+
+
 def _lock(final: Path) -> Path:
     return final.with_name(f".{final.name}.lock")
 
 
 def _files(directory: Path) -> Materialised:
+    overlay = next(directory.glob("disk.*.qcow2"), directory / "disk.0.qcow2")
     return Materialised(
         directory=directory,
-        disk=directory / "disk.raw",
+        base=directory / "base.raw",
+        overlay=overlay,
         memory=directory / "memory.raw",
         state=directory / "state.bin",
         kernel=directory / "kernel",
@@ -145,115 +264,18 @@ def _files(directory: Path) -> Materialised:
 def _is_whole(directory: Path, config: ArtifactConfig) -> bool:
     files = _files(directory)
     lengths = (
-        (files.disk, config.shape.disk_bytes),
+        (files.base, config.shape.disk_bytes),
+        (files.overlay, int(files.overlay.name.split(".")[1])),
         (files.memory, config.memory.size),
         (files.state, config.device_state.length),
         (files.kernel, config.kernel.length),
         (files.initrd, config.initrd.length),
     )
+    return all(_has_size(path, length) for path, length in lengths)
+
+
+def _has_size(path: Path, length: int) -> bool:
     try:
-        return all(path.stat().st_size == length for path, length in lengths)
+        return path.stat().st_size == length
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _raw_bytes(config: ArtifactConfig) -> int:
-    streams = [config.disk.base, config.memory, *(delta.data for delta in config.disk.deltas)]
-    return sum(
-        chunk.length for stream in streams for chunk in stream.chunks if chunk.layer is not None
-    )
-
-
-def _write_files(store: Store, artifact: Artifact, files: Materialised, emit: Emit) -> None:
-    config, layers = artifact.config, artifact.manifest.layers
-    total, done = _raw_bytes(config), 0
-
-    def progress(length: int) -> None:
-        nonlocal done
-        done += length
-        emit(Transfer(what="materialise", done=done, total=total))
-
-    with _sparse_file(files.disk, config.shape.disk_bytes) as write:
-        unpack_stream(store, layers, config.disk.base, _counted(write, progress), DISK_CHUNK_TYPE)
-        for delta in config.disk.deltas:
-            _apply_delta(store, layers, delta, config.disk.base.size, write)
-            progress(delta.data.size)
-    with _sparse_file(files.memory, config.memory.size) as write:
-        unpack_stream(store, layers, config.memory, _counted(write, progress), MEMORY_CHUNK_TYPE)
-    for path, blob, media_type, compress in (
-        (files.state, config.device_state, DEVICE_STATE_TYPE, True),
-        (files.kernel, config.kernel, KERNEL_TYPE, False),
-        (files.initrd, config.initrd, INITRD_TYPE, False),
-    ):
-        data = unpack_blob(store, layers, blob, media_type, compress=compress)
-        with _sparse_file(path, len(data)) as write:
-            write(0, memoryview(data))
-    fsync_directory(files.directory)
-
-
-def _apply_delta(
-    store: Store,
-    layers: tuple[Descriptor, ...],
-    delta: DiskDelta,
-    disk_bytes: int,
-    write: Callable[[int, memoryview], None],
-) -> None:
-    block = delta.block_size
-    for first, count in delta.zeros:
-        for number in range(first, first + count):
-            length = min(block, disk_bytes - number * block)
-            write(number * block, memoryview(bytes(length)))
-    packed = _Concatenated(store, layers, delta.data)
-    for first, count in delta.blocks:
-        for number in range(first, first + count):
-            # The last block of a disk may be short; its packed form is padded to a whole block.
-            data = packed.take(block)
-            length = min(block, disk_bytes - number * block)
-            write(number * block, data[:length])
-
-
-class _Concatenated:
-    """The raw bytes of a stream, taken from the front; holds one chunk at a time."""
-
-    def __init__(self, store: Store, layers: tuple[Descriptor, ...], stream: Stream) -> None:
-        self._chunks = iter(stream.chunks)
-        self._read = functools.partial(read_chunk, store, layers, media_type=DISK_CHUNK_TYPE)
-        self._rest = memoryview(b"")
-
-    def take(self, length: int) -> memoryview:
-        parts = []
-        while length:
-            if not self._rest:
-                self._rest = memoryview(self._read(chunk=next(self._chunks)))
-            part = self._rest[:length]
-            self._rest = self._rest[len(part) :]
-            length -= len(part)
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-
-
-def _counted(
-    write: Callable[[int, memoryview], None], progress: Callable[[int], None]
-) -> Callable[[int, memoryview], None]:
-    def counted(offset: int, data: memoryview) -> None:
-        write(offset, data)
-        progress(len(data))
-
-    return counted
-
-
-@contextlib.contextmanager
-def _sparse_file(path: Path, size: int) -> Iterator[Callable[[int, memoryview], None]]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(descriptor, size)
-
-        def write(offset: int, data: memoryview) -> None:
-            while data:
-                written = os.pwrite(descriptor, data, offset)
-                offset, data = offset + written, data[written:]
-
-        yield write
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,11 +12,12 @@ from smolbuild.core.digest import digest_bytes, digest_file
 from smolbuild.core.events import silent
 from smolbuild.core.process import run
 from smolbuild.machine.base import Checkpoint
-from smolbuild.machine.qcow2 import create_overlay
 from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
 from smolbuild.model.contract import Contract, Shape
 from smolbuild.model.smolfile import Network, RestoreContract
+from smolbuild.store.disk import DiskReader
 from smolbuild.store.layout import Store
+from smolbuild.store.qcow2 import create_overlay
 
 DISK = 64 << 20
 MIB = 1 << 20
@@ -107,6 +108,17 @@ def packed(tmp_path):
         root=tmp_path / "materialised",
         expected_disk=lambda: _flat(tmp_path, second, first, base),
     )
+
+
+@pytest.fixture
+def disk_of():
+    """Give the function that reads the whole disk of materialised files."""
+
+    def read(files) -> bytes:
+        with DiskReader.of(files) as disk:
+            return disk.read(0, disk.size)
+
+    return read
 
 
 @pytest.fixture

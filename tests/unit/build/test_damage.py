@@ -14,24 +14,27 @@ def truncate(path):
         stream.truncate(path.stat().st_size - 1)
 
 
-@pytest.mark.parametrize("name", ["disk.raw", "memory.raw", "state.bin", "kernel", "initrd"])
+@pytest.mark.parametrize(
+    "name", ["base.raw", "disk.*.qcow2", "memory.raw", "state.bin", "kernel", "initrd"]
+)
 @pytest.mark.parametrize("damage", [truncate, lambda path: path.unlink()])
 def test_a_damaged_materialised_file_is_made_anew(packed, name, damage):
     artifact = packed.pack()
     files = materialise(packed.store, artifact, packed.root, emit=silent)
-    good = (files.directory / name).read_bytes()
-    damage(files.directory / name)
+    (damaged,) = files.directory.glob(name)
+    good = damaged.read_bytes()
+    damage(damaged)
     again = materialise(packed.store, artifact, packed.root, emit=silent)
-    assert (again.directory / name).read_bytes() == good
+    assert (again.directory / damaged.name).read_bytes() == good
 
 
-def test_an_emptied_materialised_directory_is_made_anew(packed):
+def test_an_emptied_materialised_directory_is_made_anew(packed, disk_of):
     artifact = packed.pack()
     files = materialise(packed.store, artifact, packed.root, emit=silent)
     shutil.rmtree(files.directory)
     files.directory.write_bytes(b"")
     again = materialise(packed.store, artifact, packed.root, emit=silent)
-    assert again.disk.read_bytes() == packed.expected_disk()
+    assert disk_of(again) == packed.expected_disk()
 
 
 @pytest.mark.parametrize("damage", [truncate, lambda path: path.unlink()])

@@ -1,8 +1,9 @@
+import contextlib
 import dataclasses
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smolbuild.core.errors import HostError, VerificationError
@@ -10,23 +11,31 @@ from smolbuild.core.events import silent
 from smolbuild.model.artifact import decode_config, encode_config
 from smolbuild.store import materialise as materialise_module
 from smolbuild.store.artifact import load_artifact, open_artifact
+from smolbuild.store.disk import DiskReader
 from smolbuild.store.materialise import (
     forget_materialised,
     materialise,
     materialised_digests,
+    materialising,
 )
 from smolbuild.store.remove import remove_names
 
 
-def test_what_comes_out_is_what_went_in(packed):
+def left_in(root):
+    """Return the files that are no locks."""
+    return [path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_what_comes_out_is_what_went_in(packed, disk_of):
     artifact = packed.pack()
     files = materialise(packed.store, artifact, packed.root, emit=silent)
-    assert files.disk.read_bytes() == packed.expected_disk()
+    assert disk_of(files) == packed.expected_disk()
     assert files.memory.read_bytes() == packed.memory.read_bytes()
     assert files.state.read_bytes() == packed.state.read_bytes()
     assert files.kernel.read_bytes() == packed.kernel.read_bytes()
     assert files.initrd.read_bytes() == packed.initrd.read_bytes()
-    assert files.disk.stat().st_blocks * 512 < 16 << 20
+    assert files.base.stat().st_blocks * 512 < 16 << 20
+    assert files.overlay.stat().st_size < 3 << 20
     assert files.directory.stat().st_mode & 0o777 == 0o700
 
 
@@ -46,10 +55,10 @@ def test_a_delta_ships_only_its_own_blocks(packed):
     assert sum(chunk.layer is not None for chunk in base.chunks) == 2
 
 
-def test_materialising_again_costs_nothing_and_force_writes_anew(packed):
+def test_materialising_again_costs_nothing_and_can_be_asked_for(packed):
     artifact = packed.pack()
     files = materialise(packed.store, artifact, packed.root, emit=silent)
-    before = files.disk.stat().st_ino
+    before = files.memory.stat().st_ino
     for digest in list(packed.store.blobs()):
         if digest not in (
             artifact.index.descriptor.digest,
@@ -58,9 +67,12 @@ def test_materialising_again_costs_nothing_and_force_writes_anew(packed):
         ):
             packed.store.path(digest).rename(packed.store.path(digest).with_suffix(".away"))
     again = materialise(packed.store, artifact, packed.root, emit=silent)
-    assert again.disk.stat().st_ino == before
-    with pytest.raises(VerificationError, match="lacks blob"):
-        materialise(packed.store, artifact, packed.root, emit=silent, force=True)
+    assert again.memory.stat().st_ino == before
+    with (
+        pytest.raises(VerificationError, match="lacks blob"),
+        materialising(packed.store, artifact, packed.root, emit=silent),
+    ):
+        pass
     assert not files.directory.exists()
     assert list(packed.root.glob(".tmp-*")) == []
 
@@ -75,8 +87,59 @@ def test_every_layer_is_checked_before_the_directory_appears(packed):
         path.write_bytes(bad)
         with pytest.raises(VerificationError):
             materialise(packed.store, artifact, packed.root, emit=silent)
-        assert list(packed.root.iterdir()) == list(packed.root.glob(".*.lock"))
+        assert left_in(packed.root) == []
         path.write_bytes(good)
+
+
+def test_artifacts_with_one_base_share_it_until_the_last_is_gone(packed, disk_of):
+    first, second = packed.pack("x"), packed.pack("y")
+    assert first.manifest != second.manifest
+    one, two = (
+        materialise(packed.store, artifact, packed.root, emit=silent)
+        for artifact in (first, second)
+    )
+    assert one.base.samefile(two.base)
+    assert disk_of(one) == disk_of(two)
+    forget_materialised(packed.root, first.manifest.descriptor.digest)
+    assert disk_of(two) == packed.expected_disk()
+    forget_materialised(packed.root, second.manifest.descriptor.digest)
+    assert left_in(packed.root) == []
+
+
+def test_what_is_refused_in_the_block_does_not_stay(packed):
+    artifact = packed.pack()
+    with contextlib.suppress(ZeroDivisionError):
+        with materialising(packed.store, artifact, packed.root, emit=silent) as files:
+            assert files.memory.read_bytes() == packed.memory.read_bytes()
+            raise ZeroDivisionError
+        pytest.fail("the error was swallowed")
+    assert left_in(packed.root) == []
+    with materialising(packed.store, artifact, packed.root, emit=silent) as files:
+        assert materialised_digests(packed.root) == ()
+    assert materialised_digests(packed.root) == (artifact.manifest.descriptor.digest,)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1 << 26), st.integers(0, 1 << 17)), max_size=20))
+def test_a_disk_is_read_in_pieces_as_it_is_as_a_whole(whole, ranges):
+    disk, expected = whole
+    for offset, length in ranges:
+        assert disk.read(offset, length) == expected[offset : offset + length]
+
+
+def test_what_a_disk_says_to_be_holes_is_zero(whole):
+    disk, expected = whole
+    holes = bytearray(expected)
+    for start, end in disk.data():
+        holes[start:end] = bytes(end - start)
+    assert not any(holes)
+
+
+@pytest.fixture
+def whole(packed):
+    files = materialise(packed.store, packed.pack(), packed.root, emit=silent)
+    with DiskReader.of(files) as disk:
+        yield disk, packed.expected_disk()
 
 
 def test_too_little_space_is_said_before_anything_is_written(packed, monkeypatch):
@@ -96,7 +159,7 @@ def test_leftovers_of_a_killed_materialisation_are_swept(packed):
     left.mkdir()
     (left / "disk.raw").write_bytes(b"half")
     files = materialise(packed.store, artifact, packed.root, emit=silent)
-    assert files.disk.exists()
+    assert files.base.exists()
     assert not left.exists()
     forget_materialised(packed.root, artifact.manifest.descriptor.digest)
     forget_materialised(packed.root, artifact.manifest.descriptor.digest)
@@ -179,4 +242,4 @@ def test_swapped_layers_are_noticed(packed):
     )
     with pytest.raises(VerificationError):
         materialise(packed.store, swapped, packed.root, emit=silent)
-    assert list(packed.root.iterdir()) == list(packed.root.glob(".*.lock"))
+    assert left_in(packed.root) == []

@@ -14,8 +14,8 @@ import pytest
 
 from smolbuild.core.errors import MachineError
 from smolbuild.machine.base import Disk, ExecRequest, Freshen, RestoreSpec
-from smolbuild.machine.qcow2 import clusters, virtual_size
 from smolbuild.model.smolfile import ExecProbe, FileProbe
+from smolbuild.store.qcow2 import clusters, virtual_size
 
 
 def sh(script, **more):

@@ -3,8 +3,8 @@ from engine_contract import EngineContract, checkpoint_of, tar_of
 
 from smolbuild.machine.base import BootSpec, Disk, ExecRequest, Shape
 from smolbuild.machine.fake import FakeEngine
-from smolbuild.machine.qcow2 import clusters
 from smolbuild.model.smolfile import PortProbe
+from smolbuild.store.qcow2 import clusters
 
 
 def small_shell(argv):

@@ -1,20 +1,21 @@
-"""Writing empty qcow2 overlays and reading the cluster map of finished ones.
+"""Writing qcow2 overlays, empty or of known blocks, and reading the map of finished ones.
 
 Format: QEMU, docs/interop/qcow2.txt, version 3 without optional features. The header names no
 backing file: an overlay is meaningless by itself, and whoever opens it says what lies below
 (``-blockdev``), so no path of one host ever gets into a file.
 """
 
+import contextlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from smolbuild.core.errors import MachineError
 
-__all__ = ["CLUSTER", "Extent", "clusters", "create_overlay", "virtual_size"]
+__all__ = ["CLUSTER", "Extent", "clusters", "create_overlay", "virtual_size", "write_overlay"]
 
 CLUSTER = 65536
 """Cluster size in bytes of the overlays we write."""
@@ -25,7 +26,12 @@ _HEADER_LENGTH = 104
 _MAX_SIZE = 1 << 44
 _OFFSET = 0x00FF_FFFF_FFFF_FE00
 _COMPRESSED = 1 << 62
+_COPIED = 1 << 63
+"""Set where a table or cluster is used once, which all of ours are."""
 _ZERO = 1
+_TABLE_ENTRIES = CLUSTER // 8
+_COUNTED = CLUSTER // 2
+"""Clusters that one refcount block counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +59,111 @@ class _Header:
 def create_overlay(path: Path, size: int) -> None:
     """Create an empty overlay over a disk of ``size`` bytes, mode 0600, in about 0.1 ms.
 
-    Layout: header, refcount table, one refcount block, L1 table, one cluster each or more.
-
     Raises:
         ValueError: the size is no positive multiple of 512, or over 16 TiB.
         OSError: the file exists or cannot be written.
 
     """
+    with write_overlay(path, size, data=(), zeros=()):
+        pass
+
+
+@contextlib.contextmanager
+def write_overlay(
+    path: Path, size: int, *, data: Collection[int], zeros: Iterable[int]
+) -> Iterator[Callable[[int, memoryview], None]]:
+    """Create an overlay, mode 0600, that decides the clusters ``data`` and ``zeros``.
+
+    Gives the function ``write(number, content)``, to be called once for each number in ``data``,
+    from any thread and in any order, with at most ``CLUSTER`` bytes. Not fsynced.
+
+    Layout: header, refcount table, refcount blocks, first table, second tables, data in order of
+    cluster number; one cluster each or more.
+
+    Raises:
+        ValueError: the size is no positive multiple of 512, or over 16 TiB; a number is out of
+            range or in both.
+        OSError: the file exists or cannot be written.
+
+    """
     if not 0 < size <= _MAX_SIZE or size % 512:
         raise ValueError(f"a disk cannot have {size} bytes")
-    l1_entries = _l1_entries(size, CLUSTER)
-    used = 3 + -(-l1_entries * 8 // CLUSTER)
-    header = _HEADER.pack(
-        _MAGIC, 3, 0, 0, 16, size, 0, l1_entries, 3 * CLUSTER, CLUSTER, 1, 0, 0, 0, 0, 0, 4,
-        _HEADER_LENGTH,
-    )  # fmt: skip
+    layout = _layout(size, data, zeros)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, used * CLUSTER)
-        os.pwrite(descriptor, header, 0)
-        os.pwrite(descriptor, struct.pack(">Q", 2 * CLUSTER), CLUSTER)
-        os.pwrite(descriptor, struct.pack(">H", 1) * used, 2 * CLUSTER)
+        _write_tables(descriptor, size, layout)
+
+        def write(number: int, content: memoryview) -> None:
+            place = layout.places[number]
+            while content:
+                done = os.pwrite(descriptor, content, place)
+                place, content = place + done, content[done:]
+
+        yield write
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    counts: int
+    """Refcount blocks."""
+    l1_entries: int
+    l1_clusters: int
+    tables: Mapping[int, bytearray]
+    """Second tables by their index in the first."""
+    places: Mapping[int, int]
+    """Offset in the file of each data cluster."""
+    clusters: int
+    """Length of the file."""
+
+
+def _layout(size: int, data: Collection[int], zeros: Iterable[int]) -> _Layout:
+    last = -(-size // CLUSTER)
+    entries = dict.fromkeys(zeros, _ZERO)
+    ordered = sorted(data)
+    wrong = [number for number in (*ordered, *entries) if not 0 <= number < last]
+    if wrong or any(number in entries for number in ordered):
+        raise ValueError("a cluster is out of range, or both data and zeros")
+    l1_entries = _l1_entries(size, CLUSTER)
+    l1_clusters = -(-l1_entries * 8 // CLUSTER)
+    indexes = sorted({number // _TABLE_ENTRIES for number in (*ordered, *entries)})
+    rest = 2 + l1_clusters + len(indexes) + len(ordered)
+    counts = 1
+    while counts * _COUNTED < rest + counts:
+        counts += 1
+    first = (2 + counts + l1_clusters + len(indexes)) * CLUSTER
+    places = {number: first + turn * CLUSTER for turn, number in enumerate(ordered)}
+    tables = {index: bytearray(CLUSTER) for index in indexes}
+    for number, entry in (*entries.items(), *((n, at | _COPIED) for n, at in places.items())):
+        index, inside = divmod(number, _TABLE_ENTRIES)
+        struct.pack_into(">Q", tables[index], inside * 8, entry)
+    return _Layout(
+        counts=counts,
+        l1_entries=l1_entries,
+        l1_clusters=l1_clusters,
+        tables=tables,
+        places=places,
+        clusters=rest + counts,
+    )
+
+
+def _write_tables(descriptor: int, size: int, layout: _Layout) -> None:
+    l1_offset = (2 + layout.counts) * CLUSTER
+    header = _HEADER.pack(
+        _MAGIC, 3, 0, 0, 16, size, 0, layout.l1_entries, l1_offset, CLUSTER, 1, 0, 0, 0, 0, 0, 4,
+        _HEADER_LENGTH,
+    )  # fmt: skip
+    os.ftruncate(descriptor, layout.clusters * CLUSTER)
+    os.pwrite(descriptor, header, 0)
+    blocks = struct.pack(f">{layout.counts}Q", *(n * CLUSTER for n in range(2, 2 + layout.counts)))
+    os.pwrite(descriptor, blocks, CLUSTER)
+    os.pwrite(descriptor, struct.pack(">H", 1) * layout.clusters, 2 * CLUSTER)
+    table_offset = l1_offset + layout.l1_clusters * CLUSTER
+    for turn, (index, table) in enumerate(layout.tables.items()):
+        offset = table_offset + turn * CLUSTER
+        os.pwrite(descriptor, struct.pack(">Q", offset | _COPIED), l1_offset + index * 8)
+        os.pwrite(descriptor, table, offset)
 
 
 def virtual_size(path: Path) -> int:

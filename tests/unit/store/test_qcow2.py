@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smolbuild.core.errors import MachineError
-from smolbuild.machine.qcow2 import CLUSTER, clusters, create_overlay, virtual_size
+from smolbuild.store.qcow2 import CLUSTER, clusters, create_overlay, virtual_size, write_overlay
 
 
 def qemu(*argv):
@@ -138,3 +138,42 @@ def test_no_bytes_make_it_fail_in_another_way(tmp_path_factory, data):
     for extent in extents:
         assert extent.kind == "zero" or extent.host_offset + extent.length <= size
         assert extent.guest_offset + extent.length <= virtual_size(path)
+
+
+BLOCKS = st.dictionaries(st.integers(0, (1 << 30) // CLUSTER), st.booleans(), max_size=40)
+
+
+@settings(max_examples=15, deadline=None)
+@given(BLOCKS)
+def test_a_written_overlay_is_what_qemu_reads(tmp_path_factory, blocks):
+    directory = tmp_path_factory.mktemp("written")
+    path, flat = directory / "o.qcow2", directory / "flat"
+    size = (1 << 30) + 512  # the last cluster is a short one
+    data = sorted(number for number, is_data in blocks.items() if is_data)
+    with write_overlay(path, size, data=data, zeros=blocks.keys() - set(data)) as write:
+        for number in reversed(data):
+            length = min(CLUSTER, size - number * CLUSTER)
+            write(number, memoryview(number.to_bytes(4, "big") * (length // 4)))
+    qemu("qemu-img", "check", str(path))
+    found = {}
+    for extent in clusters(path):
+        for offset in range(0, extent.length, CLUSTER):
+            found[(extent.guest_offset + offset) // CLUSTER] = extent.kind == "data"
+    assert found == blocks
+    qemu("qemu-img", "convert", "-O", "raw", str(path), str(flat))
+    with flat.open("rb") as stream:
+        for number in blocks:
+            stream.seek(number * CLUSTER)
+            length = min(CLUSTER, size - number * CLUSTER)
+            content = number.to_bytes(4, "big") if number in data else bytes(4)
+            assert stream.read(length) == content * (length // 4)
+
+
+def test_clusters_that_cannot_be_are_refused(tmp_path):
+    for data, zeros in (((16,), ()), ((), (-1,)), ((3,), (3,))):
+        with (
+            pytest.raises(ValueError, match="cluster"),
+            write_overlay(tmp_path / "o", 1 << 20, data=data, zeros=zeros),
+        ):
+            pass
+    assert not (tmp_path / "o").exists()
