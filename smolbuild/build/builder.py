@@ -34,7 +34,6 @@ from smolbuild.machine.health import (
     check_health,
     check_still_ready,
     hint_for_ended,
-    merge_env,
     start_service,
     tail,
 )
@@ -43,6 +42,7 @@ from smolbuild.machine.rundir import RunDirectory
 from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
 from smolbuild.model.contract import Shape
 from smolbuild.model.egress import EgressRecord, StepEgress
+from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Service
 from smolbuild.source.base_disk import BaseDisk, prepare_base
 from smolbuild.store.artifact import Artifact

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +89,7 @@ class StepCache:
             OSError: the disk is full, for example.
 
         """
-        token = secrets.token_hex(_TOKEN // 2)
+        token = os.urandom(_TOKEN // 2).hex()
         with overlay.open("rb") as stream:
             os.fsync(stream.fileno())
             size = os.fstat(stream.fileno()).st_size

@@ -4,12 +4,16 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from smolbuild.core.events import Emit, PhaseFinished, PhaseStarted
 from smolbuild.core.home import Home
-from smolbuild.machine.base import Engine
-from smolbuild.source.registry_image import ImageFetcher
+from smolbuild.model.contract import Contract
+from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.store.layout import Store
+
+if TYPE_CHECKING:
+    from smolbuild.machine.base import Engine
 
 __all__ = ["BuildContext", "Phases"]
 
@@ -20,11 +24,19 @@ class BuildContext:
 
     home: Home
     store: Store
-    engine: Engine
+    contract: Callable[[], Contract]
+    """Says what this host offers, without an engine being loaded."""
+    open_engine: Callable[[], "Engine"]
+    """Loads the engine; a command that starts no machine never calls it."""
     fetcher: ImageFetcher
     environment: Mapping[str, str]
     emit: Emit
     now: Callable[[], float] = time.time
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine, loaded at the first use."""
+        return self.open_engine()
 
 
 @dataclass(slots=True)

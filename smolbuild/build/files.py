@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smolbuild.build.ignore import IgnoreRules, parse_ignore
-from smolbuild.build.tarstream import named_owners, tar_stream
 from smolbuild.core.digest import digest_file
 from smolbuild.core.errors import Problem, SmolfileError
 from smolbuild.model.declared import DeclaredFiles, FileEntry
@@ -21,11 +20,7 @@ from smolbuild.model.smolfile import Smolfile
 
 __all__ = [
     "IGNORE_FILE",
-    "DeclaredFiles",
-    "FileEntry",
     "collect_files",
-    "named_owners",
-    "tar_stream",
 ]
 
 IGNORE_FILE = ".smolbuildignore"

@@ -12,8 +12,6 @@ from smolbuild.core.events import Message
 from smolbuild.core.files import write_atomic
 from smolbuild.model.lock import Lock, encode_lock, lock_path, matches, parse_lock
 from smolbuild.model.smolfile import Smolfile
-from smolbuild.source.base_disk import resolve_base
-from smolbuild.source.kernel import resolve_kernel
 
 __all__ = ["LockState", "follow_base", "obtain_lock", "update_lock"]
 
@@ -116,6 +114,10 @@ def _read(path: Path) -> bytes:
 
 
 def _write(context: BuildContext, smolfile: Smolfile) -> Lock:
+    # A lock that fits is the common case, and needs neither of these.
+    from smolbuild.source.base_lock import resolve_base
+    from smolbuild.source.kernel_package import resolve_kernel
+
     base = resolve_base(
         smolfile, cache=context.home.cache, fetcher=context.fetcher, emit=context.emit
     )

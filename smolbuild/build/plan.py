@@ -11,7 +11,7 @@ from smolbuild.build.lockfile import LockState, follow_base, obtain_lock
 from smolbuild.build.run_config import run_config, services_of
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError, VerificationError
-from smolbuild.guest.compile import agent_digest
+from smolbuild.guest.agent_source import agent_digest
 from smolbuild.guest.initramfs import initramfs_key
 from smolbuild.guest.kernel import Kernel
 from smolbuild.model.artifact import RunConfig
@@ -22,7 +22,7 @@ from smolbuild.model.keytree import Change, KeyTree, diff_trees, tree_from_json
 from smolbuild.model.parse import parse_smolfile
 from smolbuild.model.reference import artifact_name
 from smolbuild.model.smolfile import Service, Smolfile
-from smolbuild.source.base_disk import base_identity
+from smolbuild.source.base_identity import base_identity
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
 from smolbuild.store.artifact import Artifact, find_whole, load_artifact
 from smolbuild.store.layout import last_name
@@ -97,7 +97,7 @@ def make_plan(
         kernel=kernel.digest,
         initramfs=initramfs_key(kernel),
         agent=agent_digest(),
-        contract=context.engine.contract(),
+        contract=context.contract(),
         smolfile=smolfile,
         files=files,
     )

@@ -1,11 +1,9 @@
 """How commands run in the machine: the image's configuration under the Smolfile's overrides."""
 
-import shlex
-
-from smolbuild.machine.health import merge_env
 from smolbuild.model.artifact import RunConfig
+from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Service, Smolfile
-from smolbuild.source.image import ImageConfig
+from smolbuild.source.image_config import ImageConfig
 
 __all__ = ["MAIN_SERVICE", "run_config", "services_of"]
 
@@ -42,4 +40,6 @@ def services_of(smolfile: Smolfile, run: RunConfig) -> tuple[Service, ...]:
     argv = run.entrypoint + run.cmd
     if smolfile.services or smolfile.health is None or not argv:
         return smolfile.services
+    import shlex
+
     return (Service(name=MAIN_SERVICE, run="exec " + shlex.join(argv)),)

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 from smolbuild.build.cache import StepCache
-from smolbuild.build.files import DeclaredFiles, tar_stream
 from smolbuild.build.owners import guest_owners
+from smolbuild.build.tarstream import tar_stream
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError, MachineError
 from smolbuild.core.events import Emit, Output, StepFinished, StepStarted
 from smolbuild.machine.base import ExecRequest, Machine
-from smolbuild.machine.health import merge_env
 from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.model.artifact import RunConfig
 from smolbuild.model.egress import EgressRecord
+from smolbuild.model.declared import DeclaredFiles
+from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Copy, Network, Smolfile, Step
 
 __all__ = ["COPY_STEP", "StepRun", "run_steps"]

@@ -11,10 +11,10 @@ from smolbuild.cli import render
 from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.errors import SmolbuildError
 from smolbuild.core.home import Home
-from smolbuild.core.process import find_program
+from smolbuild.core.programs import find_program
 from smolbuild.guest.compile import build_agent
 from smolbuild.machine.accel import choose_acceleration
-from smolbuild.source.kernel import resolve_kernel
+from smolbuild.source.kernel_package import resolve_kernel
 from smolbuild.trust.keyring import trusted_keys
 
 __all__ = ["doctor"]

@@ -4,8 +4,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +55,8 @@ def atomic_file(path: Path, *, mode: int = 0o600) -> Iterator[IO[bytes]]:
         OSError: the directory cannot be written.
 
     """
+    import tempfile
+
     descriptor, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
     temporary = Path(name)
     try:
@@ -160,6 +160,8 @@ def require_space(directory: Path, needed: int, *, what: str) -> None:
     existing = directory
     while not existing.exists():
         existing = existing.parent
+    import shutil
+
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise HostError(
@@ -173,6 +175,8 @@ def remove_tree(path: Path) -> None:
     """Remove ``path`` and all below it; a missing path is fine. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
+            import shutil
+
             shutil.rmtree(path)
         else:
             path.unlink()

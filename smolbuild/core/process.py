@@ -19,22 +19,11 @@ from pathlib import Path
 from typing import IO
 
 from smolbuild.core.errors import HostError
+from smolbuild.core.programs import find_program
 
-__all__ = ["Completed", "die_with_parent", "find_program", "kill_group", "run", "spawn"]
+__all__ = ["Completed", "die_with_parent", "kill_group", "run", "spawn"]
 
 _IF_CHILD_OF = 'test "$PPID" -eq "$0" && exec "$@"'
-
-PACKAGES: Mapping[str, str] = {
-    "qemu-system-x86_64": "qemu-system-x86",
-    "qemu-img": "qemu-utils",
-    "mmdebstrap": "mmdebstrap",
-    "musl-gcc": "musl-tools gcc",
-    "apt-get": "apt",
-    "apt-cache": "apt",
-    "dpkg-deb": "dpkg",
-    "docker-registry": "docker-registry",
-}
-"""Debian package that brings each program, for the hint of a missing one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +33,6 @@ class Completed:
     status: int
     stdout: bytes
     stderr: bytes
-
-
-def find_program(name: str) -> str:
-    """Return the absolute path of program ``name``.
-
-    Raises:
-        HostError: it is not installed; names the Debian package that brings it.
-
-    """
-    path = shutil.which(name)
-    if path is None:
-        package = PACKAGES.get(name, name)
-        raise HostError(
-            f"the program {name} is not installed",
-            hint=f"on Debian or Ubuntu: apt-get install {package}",
-            code="missing-program",
-        )
-    return path
 
 
 def run(

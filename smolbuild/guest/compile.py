@@ -8,12 +8,13 @@ compiled program is cached by that digest, the flags and the compiler's own word
 import re
 from pathlib import Path
 
-from smolbuild.core.digest import Digest, digest_bytes, digest_value, hex_of
+from smolbuild.core.digest import Digest, digest_value, hex_of
 from smolbuild.core.errors import HostError
 from smolbuild.core.files import file_lock, private_directory, write_atomic
 from smolbuild.core.process import run
+from smolbuild.guest.agent_source import agent_digest, agent_sources
 
-__all__ = ["FLAGS", "agent_digest", "agent_sources", "build_agent"]
+__all__ = ["FLAGS", "build_agent"]
 
 FLAGS = (
     "-std=gnu11",
@@ -36,28 +37,6 @@ FLAGS = (
 _COMPILE_TIMEOUT = 120.0
 _KEPT = 8
 """Compiled agents kept in the cache; older ones are removed."""
-
-
-def agent_sources() -> tuple[Path, ...]:
-    """Return the agent's C files and headers, sorted by name."""
-    here = Path(__file__).parent
-    return tuple(sorted(p for p in here.iterdir() if p.suffix in {".c", ".h"}))
-
-
-def agent_digest() -> Digest:
-    """Return the digest of the agent's source and protocol version: equal on every host.
-
-    The protocol version is part of the source (``PROTOCOL_VERSION`` in ``agent.h``) and named on
-    its own so that a reader of the key tree sees it.
-    """
-    sources = agent_sources()
-    return digest_value(
-        "smolbuild.agent.v1",
-        {
-            "protocol": _protocol_version(),
-            "sources": [[path.name, digest_bytes(path.read_bytes())] for path in sources],
-        },
-    )
 
 
 def build_agent(cache: Path) -> Path:
@@ -118,11 +97,3 @@ def _forget_old(directory: Path) -> None:
     built.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in built[_KEPT:]:
         path.unlink(missing_ok=True)
-
-
-def _protocol_version() -> int:
-    header = (Path(__file__).parent / "agent.h").read_text(encoding="utf-8")
-    found = re.search(r"^#define PROTOCOL_VERSION (\d+)$", header, re.MULTILINE)
-    if found is None:
-        raise HostError("agent.h names no PROTOCOL_VERSION: smolbuild's installation is damaged")
-    return int(found[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from smolbuild.core.digest import Digest, digest_bytes, digest_value
 from smolbuild.core.files import write_atomic
-from smolbuild.guest.compile import agent_digest
+from smolbuild.guest.agent_source import agent_digest
 from smolbuild.guest.kernel import Kernel
 
 __all__ = ["MODULE_LIST", "Entry", "build_initramfs", "cpio", "initramfs_key"]

@@ -4,9 +4,8 @@ The order comes from the modules themselves (the ``depends=`` entry of their ``.
 distribution packages carry no ``modules.dep``, ``depmod`` makes it at installation.
 """
 
-import lzma
+import os
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -17,16 +16,22 @@ from smolbuild.core.errors import HostError
 
 __all__ = [
     "GUEST_MODULES",
+    "RECORD",
     "Kernel",
+    "builtin_modules",
     "kernel_digest",
     "module_dependencies",
     "module_name",
     "order_modules",
     "plain_module",
+    "require_x86_64",
 ]
 
 GUEST_MODULES = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio_net", "virtio_rng")
 """What a guest must be able to drive; what these depend on comes along."""
+
+RECORD = "kernel.json"
+"""In a cache entry: digest and module order, so that nothing is hashed when it is used again."""
 
 _SUFFIXES = (".ko", ".ko.xz", ".ko.zst", ".ko.gz")
 _MODULE_LIMIT = 64 << 20
@@ -46,6 +51,20 @@ class Kernel:
     """Uncompressed modules, each after the ones it depends on; empty when all is built in."""
     digest: Digest
     """Over the image and the modules in their order, so two hosts with the same bytes agree."""
+
+
+def require_x86_64() -> None:
+    """Check the host's architecture.
+
+    Raises:
+        HostError: it is one whose kernels are not supported.
+
+    """
+    machine = os.uname().machine
+    if machine not in {"x86_64", "amd64", "AMD64"}:
+        raise HostError(
+            f"kernels for {machine} are not supported yet, only for x86_64", code="architecture"
+        )
 
 
 def kernel_digest(vmlinuz: Path, modules: tuple[Path, ...]) -> Digest:
@@ -82,16 +101,10 @@ def plain_module(name: str, data: bytes) -> bytes:
     """
     if name.endswith(".zst"):
         plain = _unzstd(name, data)
+    elif name.endswith((".xz", ".gz")):
+        plain = _unpacked(name, data)
     else:
-        try:
-            if name.endswith(".xz"):
-                plain = lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, _MODULE_LIMIT)
-            elif name.endswith(".gz"):
-                plain = zlib.decompressobj(wbits=31).decompress(data, _MODULE_LIMIT)
-            else:
-                plain = data
-        except (lzma.LZMAError, zlib.error) as error:
-            raise HostError(f"the kernel module {name} is damaged: {error}") from error
+        plain = data
     if len(plain) >= _MODULE_LIMIT:
         raise HostError(f"the kernel module {name} is larger than {_MODULE_LIMIT:,} bytes")
     return plain
@@ -113,6 +126,15 @@ def module_dependencies(name: str, data: bytes) -> tuple[str, ...]:
             listed = entry.removeprefix(b"depends=").decode("ascii", "replace")
             return tuple(part.replace("-", "_") for part in listed.split(",") if part)
     return ()
+
+
+def builtin_modules(directory: Path) -> frozenset[str]:
+    """Return the names in the file ``modules.builtin`` of ``directory``, if there is one."""
+    path = directory / "modules.builtin"
+    if not path.is_file():
+        return frozenset()
+    names = (module_name(line.strip()) for line in path.read_text(errors="replace").splitlines())
+    return frozenset(name for name in names if name is not None)
 
 
 def order_modules(
@@ -154,6 +176,18 @@ def order_modules(
     for name in wanted:
         visit(name)
     return tuple(ordered.values())
+
+
+def _unpacked(name: str, data: bytes) -> bytes:
+    import lzma
+    import zlib
+
+    try:
+        if name.endswith(".xz"):
+            return lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, _MODULE_LIMIT)
+        return zlib.decompressobj(wbits=31).decompress(data, _MODULE_LIMIT)
+    except (lzma.LZMAError, zlib.error) as error:
+        raise HostError(f"the kernel module {name} is damaged: {error}") from error
 
 
 def _unzstd(name: str, data: bytes) -> bytes:

@@ -10,24 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smolbuild.machine.acceleration import MACHINE_TYPE, PROGRAM
 from smolbuild.model.contract import Shape
 
 __all__ = [
     "AGENT_PORT",
     "KERNEL_ARGUMENTS",
-    "MACHINE_TYPE",
-    "PROGRAM",
     "Descriptors",
     "Launch",
     "command",
     "cpu_option",
     "overlay_node",
 ]
-
-PROGRAM = "qemu-system-x86_64"
-
-MACHINE_TYPE = "microvm"
-"""Unversioned by QEMU; its version is part of the contract."""
 
 _FIRMWARE = "qboot.rom"
 """Ships with QEMU. Named, because what microvm takes by itself differs: Debian links its default to

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from smolbuild.core.errors import HealthError
 from smolbuild.machine.base import ExecRequest, Machine, ProbeResult
 from smolbuild.model.artifact import RunConfig
+from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import (
     ExecProbe,
     FileProbe,
@@ -28,7 +29,6 @@ __all__ = [
     "check_still_ready",
     "describe_probe",
     "hint_for_ended",
-    "merge_env",
     "start_service",
     "tail",
 ]
@@ -187,16 +187,6 @@ def hint_for_ended(status: int) -> str:
     if status == 128 + signal.SIGKILL:
         return "it was killed, as the kernel does when memory runs out: does `memory` suffice?"
     return "its last output is above; a service must stay alive, in the foreground"
-
-
-def merge_env(
-    base: tuple[tuple[str, str], ...], *over: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, str], ...]:
-    """Return ``base`` with each later environment laid over it; first positions are kept."""
-    merged = dict(base)
-    for layer in over:
-        merged.update(layer)
-    return tuple(merged.items())
 
 
 def tail(data: bytes, lines: int = _TAIL_LINES) -> str:

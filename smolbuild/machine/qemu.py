@@ -13,15 +13,11 @@ from smolbuild.core.errors import MachineError
 from smolbuild.core.events import Emit, Message
 from smolbuild.core.files import require_space
 from smolbuild.core.home import Home
-from smolbuild.machine.accel import (
-    Acceleration,
-    Accelerator,
-    choose_acceleration,
-    distrust_acceleration,
-)
+from smolbuild.machine.accel import choose_acceleration, distrust_acceleration, host_contract
+from smolbuild.machine.acceleration import Acceleration, Accelerator
 from smolbuild.machine.base import BootSpec, Contract, Disk, RestoreSpec, Shape
 from smolbuild.machine.channel import AgentChannel
-from smolbuild.machine.command import MACHINE_TYPE, Launch
+from smolbuild.machine.command import Launch
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.launch import Process, launch
 from smolbuild.machine.qemu_machine import Cursor, QemuMachine
@@ -30,7 +26,6 @@ from smolbuild.store.qcow2 import create_overlay
 
 __all__ = ["QemuEngine"]
 
-_ARCHITECTURE = "x86_64"
 _CLOCK_TOLERANCE = 0.01
 _ALWAYS_ZEROED_MIB = 1024
 _SMALL_MIB = 128
@@ -70,15 +65,7 @@ class QemuEngine:
             HostError: QEMU is missing or does not run.
 
         """
-        found = self.acceleration()
-        return Contract(
-            engine="qemu",
-            engine_version=found.engine_version,
-            machine_type=MACHINE_TYPE,
-            cpu_model=found.cpu_model,
-            accelerator=found.accelerator,
-            architecture=_ARCHITECTURE,
-        )
+        return host_contract(self._home, wanted=self._wanted)
 
     def acceleration(self) -> Acceleration:
         """Return what guests run with, and why.

@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import select
 import signal
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ class RunDirectory:
             BusyError: another command, stopped in the middle of a sweep, holds everybody up.
 
         """
-        path = home.run / secrets.token_hex(6)
+        path = home.run / os.urandom(6).hex()
         making = home.locks / _MAKING
         with file_lock(making, timeout=_MAKING_SECONDS, what=f"{home.run}", shared=True):
             path.mkdir(mode=0o700)

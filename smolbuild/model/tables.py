@@ -1,6 +1,5 @@
 """Typed reading of TOML tables by the declared keys; every problem is gathered."""
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -261,6 +260,8 @@ class Table:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return ``did you mean …?`` for the nearest of ``known``, or nothing when none is near."""
+    import difflib
+
     found = difflib.get_close_matches(name[:_SHOWN], known, n=1, cutoff=0.6)
     return f"did you mean {found[0]}?" if found else ""
 

@@ -1,15 +1,17 @@
-"""Base images from registries: the fetcher of the source layer (``source.registry_image``)."""
+"""Base images from registries: the fetcher of the source layer (``source.fetcher``)."""
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import RegistryError
 from smolbuild.core.events import Emit, Transfer, silent
 from smolbuild.model.oci import Descriptor
 from smolbuild.model.reference import parse_reference
-from smolbuild.registry.client import RegistryClient, connect
+
+if TYPE_CHECKING:
+    from smolbuild.registry.client import RegistryClient
 
 __all__ = ["RegistryImages"]
 
@@ -84,7 +86,9 @@ class RegistryImages:
 
         self._client(parsed.registry).pull_blob(parsed.repository, descriptor, into, progress)
 
-    def _client(self, registry: str) -> RegistryClient:
+    def _client(self, registry: str) -> "RegistryClient":
         if registry not in self._clients:
+            from smolbuild.registry.client import connect
+
             self._clients[registry] = connect(registry, self._environment)
         return self._clients[registry]

@@ -18,7 +18,8 @@ from typing import NoReturn
 from smolbuild.core.digest import digest_bytes, digest_value
 from smolbuild.core.errors import BuildError, UsageError, VerificationError
 from smolbuild.source.content import FileBacking, Region
-from smolbuild.source.image import Layer, LoadedImage, parse_config
+from smolbuild.source.image import Layer, LoadedImage
+from smolbuild.source.image_config import parse_config
 from smolbuild.source.oci_layout import load_layout
 from smolbuild.source.tar import read_tar
 from smolbuild.source.unpack import unpacked

@@ -1,4 +1,4 @@
-"""The base of a machine: what it is (cheaply, for the key) and its raw root disk (made once).
+"""The raw root disk of a base, made once.
 
 A base disk is cached by the digest of what it is made of, under ``cache/base``: the image's or
 package set's digest, the disk's size, and the version of the code that lays it out. Two builds that
@@ -10,14 +10,13 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.canon import canonical_json
 from smolbuild.core.codec import decode, encode
 from smolbuild.core.digest import Digest, digest_value, hex_of
-from smolbuild.core.errors import UsageError, VerificationError
+from smolbuild.core.errors import VerificationError
 from smolbuild.core.events import Emit, Message, PhaseFinished, PhaseStarted
 from smolbuild.core.files import (
     file_lock,
@@ -28,31 +27,29 @@ from smolbuild.core.files import (
     write_atomic,
 )
 from smolbuild.core.text import counted
-from smolbuild.model.lock import Lock, LockedDebian, LockedImage
+from smolbuild.model.lock import Lock
 from smolbuild.model.smolfile import Smolfile
-from smolbuild.source.archive import load_archive
-from smolbuild.source.debian import build_debian, debian_digest, resolve_debian
+from smolbuild.source.base_identity import (
+    BaseIdentity,
+    base_identity,
+    image_of,
+    not_locked,
+    open_local_image,
+)
+from smolbuild.source.debian import build_debian
 from smolbuild.source.ext4 import EXT4_VERSION, write_ext4
-from smolbuild.source.image import ImageConfig, LoadedImage, merge
-from smolbuild.source.oci_layout import load_layout, open_layout_directory
+from smolbuild.source.fetcher import ImageFetcher
+from smolbuild.source.image_config import ImageConfig
+from smolbuild.source.merge import merge
 from smolbuild.source.registry_image import (
-    ImageFetcher,
     load_registry_image,
     pull_layers,
-    resolve_image,
 )
 from smolbuild.source.rootfs import digest_tree, read_rootfs
 from smolbuild.source.select import LocalImage, select_image
 from smolbuild.source.tree import Tree
 
-__all__ = [
-    "BaseDisk",
-    "BaseIdentity",
-    "LockedBase",
-    "base_identity",
-    "prepare_base",
-    "resolve_base",
-]
+__all__ = ["BaseDisk", "prepare_base"]
 
 _VERSION = 1
 _LOCK_TIMEOUT = 7200.0
@@ -71,14 +68,6 @@ _GUEST_DIRECTORIES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseIdentity:
-    """What a base is: its digest for the provenance key, and how it wants to be run."""
-
-    digest: Digest
-    config: ImageConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseDisk:
     """A base's root disk: raw, sparse, never written to again."""
 
@@ -92,68 +81,11 @@ class BaseDisk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LockedBase:
-    """The base's part of a lock: exactly one is set."""
-
-    image: LockedImage | None = None
-    debian: LockedDebian | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
     disk_bytes: int
     digest: Digest
     image_digest: Digest
     config: ImageConfig
-
-
-def resolve_base(
-    smolfile: Smolfile, *, cache: Path, fetcher: ImageFetcher, emit: Emit
-) -> LockedBase:
-    """Return what the Smolfile's base stands for now; builds and pulls nothing.
-
-    Raises:
-        UsageError: there is no base, or a local image does not exist.
-        HostError, BuildError, RegistryError, VerificationError: it cannot be resolved.
-
-    """
-    if smolfile.base is not None:
-        return LockedBase(debian=resolve_debian(smolfile.base, cache=cache, emit=emit))
-    reference = _image(smolfile)
-    source = select_image(reference, smolfile.path.parent)
-    if isinstance(source, LocalImage):
-        digest = _local_identity(source, cache).digest
-        return LockedBase(
-            image=LockedImage(reference=reference, digest=digest, platform_digest=digest)
-        )
-    return LockedBase(image=resolve_image(source.reference, fetcher))
-
-
-def base_identity(
-    smolfile: Smolfile, lock: Lock, *, cache: Path, fetcher: ImageFetcher
-) -> BaseIdentity:
-    """Return what the base is, without building it.
-
-    A Debian root and a registry image are what the lock says; a local image is what it is now, read
-    as far as needed (manifest and configuration; every file of an unpacked root). Of a registry
-    image, manifest and configuration are fetched once and then cached. Idempotent.
-
-    Raises:
-        UsageError: there is no base, or the lock has none of its kind.
-        BuildError, VerificationError, RegistryError: it cannot be read.
-
-    """
-    if smolfile.base is not None:
-        if lock.debian is None:
-            raise _not_locked()
-        return BaseIdentity(digest=debian_digest(smolfile.base, lock.debian), config=ImageConfig())
-    source = select_image(_image(smolfile), smolfile.path.parent)
-    if isinstance(source, LocalImage):
-        return _local_identity(source, cache)
-    if lock.image is None:
-        raise _not_locked()
-    image = load_registry_image(lock.image, cache, fetcher)
-    return BaseIdentity(digest=image.digest, config=image.config)
 
 
 def prepare_base(
@@ -271,38 +203,20 @@ def _tree(
         return build_debian(
             smolfile.base, lock.debian, cache=cache, work=staging, resources=resources, emit=emit
         )
-    source = select_image(_image(smolfile), smolfile.path.parent)
+    source = select_image(image_of(smolfile), smolfile.path.parent)
     if isinstance(source, LocalImage):
         if source.kind == "rootfs":
             tree = read_rootfs(source.path)
             _unchanged(digest_tree(tree), identity.digest, source.path)
             return tree
-        image = resources.enter_context(_local_image(source, staging))
+        image = resources.enter_context(open_local_image(source, staging))
         _unchanged(image.digest, identity.digest, source.path)
         return merge(image, staging, resources, emit)
     if lock.image is None:
-        raise _not_locked()
+        raise not_locked()
     image = load_registry_image(lock.image, cache, fetcher)
     pull_layers(image, emit)
     return merge(image, staging, resources, emit)
-
-
-@contextlib.contextmanager
-def _local_image(source: LocalImage, work: Path) -> Iterator[LoadedImage]:
-    if source.kind == "layout":
-        yield load_layout(
-            open_layout_directory(source.path), source.selector, what=str(source.path)
-        )
-    else:
-        with load_archive(source.path, source.selector, work) as image:
-            yield image
-
-
-def _local_identity(source: LocalImage, cache: Path) -> BaseIdentity:
-    if source.kind == "rootfs":
-        return BaseIdentity(digest=digest_tree(read_rootfs(source.path)), config=ImageConfig())
-    with _local_image(source, private_directory(cache)) as image:
-        return BaseIdentity(digest=image.digest, config=image.config)
 
 
 def _unchanged(found: Digest, wanted: Digest, path: Path) -> None:
@@ -324,24 +238,8 @@ def _read_record(directory: Path) -> _Record | None:
     return record if whole else None
 
 
-def _image(smolfile: Smolfile) -> str:
-    if smolfile.image is None:
-        raise UsageError(
-            f"{smolfile.path}: there is no base to build on",
-            hint="set `image`, or `debian` in [smolbuild.base]",
-            code="no-base",
-        )
-    return smolfile.image
-
-
 def _title(smolfile: Smolfile) -> str:
     if smolfile.base is None:
         return smolfile.image or ""
     packages = counted(len(smolfile.base.packages), "package")
     return f"Debian {smolfile.base.debian} with {packages}"
-
-
-def _not_locked() -> UsageError:
-    return UsageError(
-        "the lock does not have the base of this Smolfile", hint="run `smolbuild lock`", code="lock"
-    )

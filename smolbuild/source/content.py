@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from smolbuild.core.errors import BuildError
+from smolbuild.core.digest import Digest, digest_chunks
+from smolbuild.core.errors import BuildError, VerificationError
 
 __all__ = [
     "EMPTY_CONTENT",
@@ -23,6 +24,7 @@ __all__ = [
     "Segment",
     "bytes_content",
     "region_content",
+    "verify_region",
 ]
 
 _CHUNK = 1 << 20
@@ -234,3 +236,20 @@ class Region:
         if self.length > limit:
             raise BuildError(f"{what} has {self.length:,} bytes, more than the {limit:,} allowed")
         return self.backing.read(self.offset, self.length)
+
+
+def verify_region(region: Region, digest: Digest, *, what: str) -> None:
+    """Check the bytes of ``region`` against ``digest``.
+
+    Raises:
+        VerificationError: they differ.
+        BuildError: the file is shorter than the region.
+
+    """
+    found = digest_chunks(region.chunks())
+    if found != digest:
+        raise VerificationError(
+            f"{what} has the digest {found} instead of {digest}",
+            hint="the image is damaged or was tampered with: get it anew",
+            code="digest-mismatch",
+        )

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import IO, cast
 
 from smolbuild.core.clock import Deadline
-from smolbuild.core.digest import Digest, digest_file, digest_value, hex_of
+from smolbuild.core.digest import digest_file, hex_of
 from smolbuild.core.errors import BuildError, HostError, UsageError
 from smolbuild.core.events import Emit, Message, Output
 from smolbuild.core.files import file_lock, private_directory, require_space
-from smolbuild.core.process import find_program, kill_group, run, spawn
+from smolbuild.core.process import kill_group, run, spawn
+from smolbuild.core.programs import find_program
 from smolbuild.core.text import counted
 from smolbuild.model.lock import LockedDebian, LockedPackage
 from smolbuild.model.smolfile import Base
@@ -37,11 +38,11 @@ from smolbuild.source.apt_sources import (
 from smolbuild.source.content import FileBacking, Region
 from smolbuild.source.deb import read_deb
 from smolbuild.source.deb_archive import CachedDeb, serve_archive
-from smolbuild.source.debian_clean import NORMALISATION, clean_root
+from smolbuild.source.debian_clean import clean_root
 from smolbuild.source.layers import apply_layer
 from smolbuild.source.tree import Tree
 
-__all__ = ["build_debian", "debian_digest", "resolve_debian"]
+__all__ = ["build_debian", "resolve_debian"]
 
 _ESSENTIAL = "?essential"
 _PRIORITIES = {
@@ -105,26 +106,6 @@ def resolve_debian(base: Base, *, cache: Path, emit: Emit) -> LockedDebian:
         packages=packages,
         requested=base.packages,
         components=base.components,
-    )
-
-
-def debian_digest(base: Base, lock: LockedDebian) -> Digest:
-    """Return what identifies the root in the provenance key; known from the lock alone."""
-    return digest_value(
-        "smolbuild.debian.v1",
-        {
-            "suite": lock.suite,
-            "variant": lock.variant,
-            "components": list(lock.components),
-            "architecture": lock.architecture,
-            "mirror": base.mirror,
-            "requested": sorted(lock.requested),
-            "packages": sorted(
-                [package.name, package.version, package.architecture, package.sha256]
-                for package in lock.packages
-            ),
-            "normalisation": NORMALISATION,
-        },
     )
 
 

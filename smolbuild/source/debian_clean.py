@@ -12,10 +12,7 @@ from smolbuild.source.content import EMPTY_CONTENT
 from smolbuild.source.deb_archive import CachedDeb
 from smolbuild.source.tree import Kind, Node, Tree
 
-__all__ = ["NORMALISATION", "clean_root"]
-
-NORMALISATION = 1
-"""Part of the base's digest; raised whenever the same packages would give another root."""
+__all__ = ["clean_root"]
 
 _EMPTIED = (
     b"dev", b"proc", b"sys", b"run", b"tmp", b"var/tmp", b"var/cache/apt", b"var/cache/man",

@@ -12,7 +12,7 @@ from smolbuild.model.oci import (
     parse_index,
     parse_manifest,
 )
-from smolbuild.source.image import ARCHITECTURE
+from smolbuild.source.image_config import ARCHITECTURE
 
 __all__ = ["ReadManifest", "choose_platform", "platform_manifest"]
 

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 from smolbuild.core.digest import Digest, digest_bytes, hex_of
 from smolbuild.core.errors import VerificationError
@@ -18,28 +18,11 @@ from smolbuild.core.files import atomic_file, private_directory, require_space, 
 from smolbuild.model.lock import LockedImage
 from smolbuild.model.oci import MAX_MANIFEST_BYTES, Descriptor, Manifest, parse_manifest
 from smolbuild.source.content import FileBacking, Region
+from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.source.image import LoadedImage, image_from_manifest
 from smolbuild.source.platform import platform_manifest
 
-__all__ = ["ImageFetcher", "load_registry_image", "pull_layers", "resolve_image"]
-
-
-class ImageFetcher(Protocol):
-    """Reads from the registry that ``reference`` names. Every call has deadlines of its own.
-
-    Raises:
-        RegistryError: the registry or the network failed after bounded retries.
-
-    """
-
-    def resolve(self, reference: str) -> Descriptor:
-        """Return the descriptor of the manifest or index that ``reference`` names now."""
-
-    def manifest(self, reference: str, digest: Digest) -> bytes:
-        """Return the raw bytes of a manifest or index of the same repository."""
-
-    def blob(self, reference: str, descriptor: Descriptor, into: IO[bytes]) -> None:
-        """Write a blob of the same repository to ``into``, streamed."""
+__all__ = ["load_registry_image", "pull_layers", "resolve_image"]
 
 
 def resolve_image(reference: str, fetcher: ImageFetcher) -> LockedImage:

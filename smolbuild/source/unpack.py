@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from smolbuild.core.digest import Digest, digest_chunks
-from smolbuild.core.errors import BuildError, VerificationError
+from smolbuild.core.digest import Digest
+from smolbuild.core.errors import BuildError
 from smolbuild.core.files import require_space
 from smolbuild.source.content import FileBacking, Region
 
-__all__ = ["MAX_UNPACKED", "Compression", "compression_of", "unpacked", "verify_region"]
+__all__ = ["MAX_UNPACKED", "Compression", "compression_of", "unpacked"]
 
 MAX_UNPACKED = 64 << 30
 """Bytes of one decompressed layer; larger than any real one, and a bound for a bomb."""
@@ -43,23 +43,6 @@ def compression_of(region: Region) -> Compression:
     """Return how ``region`` is compressed, by its first bytes, not by what anybody calls it."""
     head = region.backing.read(region.offset, min(6, region.length))
     return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
-
-
-def verify_region(region: Region, digest: Digest, *, what: str) -> None:
-    """Check the bytes of ``region`` against ``digest``.
-
-    Raises:
-        VerificationError: they differ.
-        BuildError: the file is shorter than the region.
-
-    """
-    found = digest_chunks(region.chunks())
-    if found != digest:
-        raise VerificationError(
-            f"{what} has the digest {found} instead of {digest}",
-            hint="the image is damaged or was tampered with: get it anew",
-            code="digest-mismatch",
-        )
 
 
 @contextlib.contextmanager

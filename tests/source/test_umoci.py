@@ -14,7 +14,7 @@ import pytest
 from source_trees import LayoutWriter, directory, entry, hardlink, make_tar, symlink
 
 from smolbuild.core.events import silent
-from smolbuild.source.image import merge
+from smolbuild.source.merge import merge
 from smolbuild.source.oci_layout import load_layout, open_layout_directory
 from smolbuild.source.tree import Kind, Tree
 

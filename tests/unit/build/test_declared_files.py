@@ -13,11 +13,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from smolbuild.build.files import DeclaredFiles, collect_files, named_owners, tar_stream
+from smolbuild.build.files import collect_files
 from smolbuild.build.ignore import parse_ignore
+from smolbuild.build.tarstream import named_owners, tar_stream
 from smolbuild.core.digest import Digest, digest_bytes, digest_chunks
 from smolbuild.core.errors import BuildError, SmolfileError
 from smolbuild.model.contract import Contract
+from smolbuild.model.declared import DeclaredFiles
 from smolbuild.model.key import KeyInputs, build_key_tree, provenance_key
 from smolbuild.model.parse import parse_smolfile
 from smolbuild.model.smolfile import Copy, Smolfile

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from smolbuild.core.errors import HostError
-from smolbuild.core.process import die_with_parent, find_program, kill_group, run, spawn
+from smolbuild.core.process import die_with_parent, kill_group, run, spawn
+from smolbuild.core.programs import find_program
 
 
 def test_run_gives_status_and_both_outputs():

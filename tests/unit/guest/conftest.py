@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smolbuild.guest.compile import agent_sources
+from smolbuild.guest.agent_source import agent_sources
 from smolbuild.machine.channel import AgentChannel
 from smolbuild.machine.tunnel import OnTunnel
 

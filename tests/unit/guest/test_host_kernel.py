@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from smolbuild.core.events import Event, silent
 from smolbuild.guest.kernel import GUEST_MODULES
 from smolbuild.model.lock import LockedKernel
 from smolbuild.source import kernel as kernels
+from smolbuild.source import kernel_package as packages
 
 RELEASE = "9.9.9-1-cloud-amd64"
 IMAGE = f"linux-image-{RELEASE}"
@@ -128,7 +130,7 @@ def debian(apt: Apt) -> LockedKernel:
 
 def test_resolves_what_the_meta_package_depends_on(apt: Apt) -> None:
     expected = debian(apt)
-    assert kernels.resolve_kernel() == expected
+    assert packages.resolve_kernel() == expected
 
 
 def test_prepared_once_then_offline(apt: Apt, tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_ubuntus_modules_come_in_their_own_package(apt: Apt, tmp_path: Path) -> 
     apt.package("linux-image-virtual", {}, Depends=f"linux-image-{release}")
     digest = apt.package(f"linux-image-{release}", {f"boot/vmlinuz-{release}": b"image"})
     apt.package(f"linux-modules-{release}", modules(f"lib/modules/{release}"))
-    locked = kernels.resolve_kernel()
+    locked = packages.resolve_kernel()
     assert locked.sha256 == digest
     made = kernels.prepare_kernel(tmp_path, locked=locked, emit=silent)
     assert made.modules[0].name == "virtio_ring.ko"
@@ -185,7 +187,7 @@ def test_another_digest_than_the_locks_is_refused(apt: Apt, tmp_path: Path) -> N
 
 def test_no_lists_and_no_package_say_what_to_run(apt: Apt, tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
-        kernels.resolve_kernel()
+        packages.resolve_kernel()
     assert "apt-get update" in caught.value.hint
     gone = LockedKernel(package=IMAGE, version="1", sha256="1" * 64)
     with pytest.raises(HostError, match="cannot download") as caught:
@@ -244,7 +246,7 @@ def test_a_file_that_is_no_kernel_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_architectures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine="aarch64"))
     with pytest.raises(HostError, match="aarch64") as caught:
-        kernels.resolve_kernel()
+        packages.resolve_kernel()
     assert caught.value.code == "architecture"

@@ -6,9 +6,9 @@ import pytest
 
 from smolbuild.core.errors import HostError
 from smolbuild.core.home import Home
-from smolbuild.machine import accel
+from smolbuild.machine import accel, accel_probe
 
-TICKS = round(2_600_000_000 * accel._TIMER_TICKS / accel._TIMER_HZ)
+TICKS = round(2_600_000_000 * accel_probe._TIMER_TICKS / accel_probe._TIMER_HZ)
 
 # Stands in for QEMU: notes how it was called, and behaves per accelerator as told.
 QEMU = """#!/bin/sh
@@ -33,9 +33,9 @@ def qemu(tmp_path, monkeypatch):
     programs.mkdir()
     log = tmp_path / "log"
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(accel, "_hardware", lambda: ("kvm", ""))
-    monkeypatch.setattr(accel, "_cpu_vendor", lambda: "GenuineIntel")
-    monkeypatch.setattr(accel, "_PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(accel_probe, "_hardware", lambda: ("kvm", ""))
+    monkeypatch.setattr(accel_probe, "_cpu_vendor", lambda: "GenuineIntel")
+    monkeypatch.setattr(accel_probe, "_PROBE_SECONDS", 1.0)
 
     def install(*, tcg=RUNS, best=RUNS, other=RUNS):
         program = programs / "qemu-system-x86_64"

@@ -15,7 +15,9 @@ from smolbuild.core.files import try_lock
 from smolbuild.model.lock import Lock, LockedDebian, LockedImage
 from smolbuild.model.smolfile import Base, Smolfile
 from smolbuild.source import base_disk
-from smolbuild.source.base_disk import base_identity, prepare_base, resolve_base
+from smolbuild.source.base_disk import prepare_base
+from smolbuild.source.base_identity import base_identity
+from smolbuild.source.base_lock import resolve_base
 from smolbuild.source.disk import digest_disk
 
 LAYER = make_tar([directory("bin"), entry("bin/sh", b"#!")])

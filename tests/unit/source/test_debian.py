@@ -24,8 +24,9 @@ from smolbuild.source import apt_sources, debian
 from smolbuild.source.apt_sources import AptSource, host_sources, sources_for
 from smolbuild.source.deb import read_deb
 from smolbuild.source.deb_archive import CachedDeb, serve_archive
-from smolbuild.source.debian import debian_digest, resolve_debian
+from smolbuild.source.debian import resolve_debian
 from smolbuild.source.debian_clean import clean_root
+from smolbuild.source.debian_identity import debian_digest
 from smolbuild.source.tree import Kind, Node, Tree
 
 CONTROL = "Package: hello\nVersion: 1:2-3\nArchitecture: amd64\nPriority: optional\n"

@@ -31,7 +31,8 @@ from smolbuild.core.errors import BuildError, UsageError, VerificationError
 from smolbuild.core.events import silent
 from smolbuild.model.oci import Descriptor
 from smolbuild.source.archive import load_archive
-from smolbuild.source.image import merge, parse_config
+from smolbuild.source.image_config import parse_config
+from smolbuild.source.merge import merge
 from smolbuild.source.oci_layout import load_layout, open_layout_directory
 from smolbuild.source.registry_image import load_registry_image, resolve_image
 from smolbuild.source.rootfs import digest_tree, read_rootfs

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from source_trees import region
 
 from smolbuild.core.errors import BuildError, VerificationError
-from smolbuild.source.unpack import unpacked, verify_region
+from smolbuild.source.content import verify_region
+from smolbuild.source.unpack import unpacked
 
 
 def _zstd(data: bytes) -> bytes:
