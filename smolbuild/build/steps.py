@@ -17,8 +17,8 @@ from smolbuild.core.events import Emit, Output, StepFinished, StepStarted
 from smolbuild.machine.base import ExecRequest, Machine
 from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.model.artifact import RunConfig
-from smolbuild.model.egress import EgressRecord
 from smolbuild.model.declared import DeclaredFiles
+from smolbuild.model.egress import EgressRecord
 from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Copy, Network, Smolfile, Step
 
