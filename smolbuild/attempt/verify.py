@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smolbuild.attempt.pull import fetch_head, verify_artifact
+from smolbuild.build.pull import fetch_head, verify_artifact
 from smolbuild.core.digest import Digest, digest_file
 from smolbuild.core.errors import VerificationError
 from smolbuild.model.artifact import decode_config

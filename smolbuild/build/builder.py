@@ -17,6 +17,7 @@ from smolbuild.build.pack import (
     pack_streams,
 )
 from smolbuild.build.plan import Plan
+from smolbuild.build.remote import RemoteCache, pull_remote
 from smolbuild.build.result import BuildResult, reuse
 from smolbuild.build.sign import sign_artifact
 from smolbuild.build.steps import COPY_STEP, StepRun, run_steps
@@ -77,6 +78,7 @@ def build(
     phases: Phases,
     *,
     no_cache: bool = False,
+    remote: RemoteCache | None = None,
 ) -> BuildResult:
     """Build ``plan``; see ``result.reuse`` for what need not be built.
 
@@ -90,6 +92,7 @@ def build(
         names: local names for the result.
         phases: receives the phases' times.
         no_cache: run every step and build anew, whatever is there.
+        remote: where to look before building.
 
     Raises:
         SmolbuildError: every class of it; see each part.
@@ -105,6 +108,10 @@ def build(
         done = None if no_cache else reuse(context, plan, names, phases)
         if done is not None:  # somebody else has just built it
             return done
+        if remote is not None and not no_cache:
+            done = pull_remote(context, plan, remote, names, phases)
+            if done is not None:
+                return done
         return _build(context, plan, signer, names, phases, no_cache=no_cache)
 
 
@@ -156,7 +163,7 @@ def _build(
     return BuildResult(
         artifact=artifact,
         names=tuple(names),
-        reused=False,
+        origin="built",
         phases=phases.seconds,
         proofs=proofs,
     )

@@ -33,11 +33,13 @@ def publish(
     client: RegistryClient,
     *,
     emit: Emit,
+    may_tag: Callable[[], bool] | None = None,
 ) -> Published:
     """Push ``artifact`` and its signatures to ``reference``; what is there already is skipped.
 
     The tag moves only after everything it leads to is in the registry and the manifest was read
-    back. Idempotent: after a failure, push again.
+    back. Idempotent: after a failure, push again. ``may_tag`` is asked right before that; when it
+    says no, the tag stays as it is.
 
     Raises:
         UsageError: the reference names a digest, or the artifact carries no signature.
@@ -82,7 +84,8 @@ def publish(
                 f"{reference.registry} does not return the index that was pushed",
                 code="pull-back",
             )
-        client.put_manifest(repository, tag, top, index.media_type)
+        if may_tag is None or may_tag():
+            client.put_manifest(repository, tag, top, index.media_type)
     return Published(reference=reference, digest=index.digest, bytes_pushed=sent)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.plan import Plan
@@ -25,14 +26,20 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """The artifact, its names, whether it was there before, and what the parts took."""
+    """The artifact, its names, where it comes from, and what the parts took."""
 
     artifact: Artifact
     names: tuple[str, ...]
-    reused: bool
+    origin: Literal["built", "local", "remote"]
+    """Built by this command, or found: in the local store, in the remote cache."""
     phases: Mapping[str, float]
     """Seconds by phase, in order."""
     proofs: tuple[Proof, ...] = ()
+
+    @property
+    def reused(self) -> bool:
+        """Whether nothing had to be built."""
+        return self.origin != "built"
 
 
 def reuse(
@@ -47,4 +54,4 @@ def reuse(
     if artifact is None:
         return None
     context.store.name(artifact.index.descriptor, last_name(plan.name), *names)
-    return BuildResult(artifact=artifact, names=tuple(names), reused=True, phases=phases.seconds)
+    return BuildResult(artifact=artifact, names=tuple(names), origin="local", phases=phases.seconds)

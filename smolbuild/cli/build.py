@@ -1,6 +1,7 @@
 """``smolbuild build``."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,7 @@ from smolbuild.cli import render
 from smolbuild.cli.context import build_context
 from smolbuild.cli.describe import sizes_of
 from smolbuild.cli.options import (
+    cache_options,
     file_options,
     json_option,
     print_json,
@@ -18,11 +20,20 @@ from smolbuild.cli.options import (
     smolfile_path,
 )
 from smolbuild.core.codec import encode
+from smolbuild.core.errors import SmolbuildError
 from smolbuild.core.events import Emit, Message
-from smolbuild.model.reference import local_name
-from smolbuild.store.layout import Store
+from smolbuild.model.reference import local_name, parse_reference
+
+if TYPE_CHECKING:
+    from smolbuild.build.remote import RemoteCache
 
 __all__ = ["build"]
+
+_HOW = {
+    "built": "built, proven and signed",
+    "local": "reused (nothing changed)",
+    "remote": "from the remote cache, verified",
+}
 
 
 @click.command(
@@ -31,6 +42,7 @@ Examples:
   smolbuild build
   smolbuild build -C examples/notes-service -t notes:v1
   smolbuild build --locked --push registry.example.com/team/notes:v1
+  smolbuild build --cache-registry registry.example.com/team/env --cache-push
 """,
 )
 @file_options
@@ -38,6 +50,13 @@ Examples:
 @click.option("--push", "push_to", metavar="REF", default=None, help="Push the result to REF.")
 @click.option("--locked", is_flag=True, help="Fail if Smolfile.lock is missing or does not fit.")
 @click.option("--no-cache", is_flag=True, help="Run every step and build anew.")
+@cache_options
+@click.option(
+    "--cache-push/--no-cache-push",
+    default=None,
+    help="Publish what was built to the remote cache.  [default: SMOLBUILD_CACHE_PUSH, "
+    "then [smolbuild.cache] push]",
+)
 @click.option(
     "--key",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -54,13 +73,16 @@ def build(
     push_to: str | None,
     locked: bool,
     no_cache: bool,
+    cache_registry: str | None,
+    cache_push: bool | None,
     key: Path | None,
     as_json: bool,
     progress: str,
 ) -> None:
     """Build, prove, sign and name the artifact that a Smolfile declares.
 
-    When an artifact with the same provenance key is there already, nothing is built.
+    When an artifact with the same provenance key is there already, nothing is built: it is taken
+    from the local store, or pulled from the remote cache and verified.
     """
     with render.progress(progress) as emit, build_context(emit) as context:
         phases = Phases(emit)
@@ -68,14 +90,17 @@ def build(
             plan = make_plan(context, smolfile_path(file, directory), locked=locked)
         _say_notices(plan, emit)
         names = _names(plan, tags)
+        remote = _remote(context, plan, cache_registry, cache_push)
         result = None if no_cache else reuse(context, plan, names, phases)
         if result is None:
-            result = _build(context, plan, names, phases, key, no_cache=no_cache)
+            result = _build(context, plan, names, phases, key, remote, no_cache=no_cache)
         elif key is not None:
             _sign_too(context, result, key)
+        if remote is not None and remote.push:
+            result = _fill(context, plan, result, remote, phases, renew=no_cache)
         pushed = None
         if push_to is not None:
-            pushed = _push(context.store, names[0], push_to, emit, phases)
+            result, pushed = _push(context, plan, result, push_to, phases, renew=no_cache)
     _report(result, plan, pushed, as_json=as_json)
 
 
@@ -85,6 +110,7 @@ def _build(
     names: tuple[str, ...],
     phases: Phases,
     key: Path | None,
+    remote: "RemoteCache | None",
     *,
     no_cache: bool,
 ) -> BuildResult:
@@ -93,7 +119,43 @@ def _build(
     from smolbuild.trust.keyring import obtain_signer
 
     signer = obtain_signer(context.home, key, context.emit)
-    return build_anew(context, plan, signer, names, phases, no_cache=no_cache)
+    return build_anew(context, plan, signer, names, phases, no_cache=no_cache, remote=remote)
+
+
+def _remote(
+    context: BuildContext, plan: Plan, registry: str | None, push: bool | None
+) -> "RemoteCache | None":
+    names = ("SMOLBUILD_CACHE_REGISTRY", "SMOLBUILD_CACHE_PUSH")
+    asked = registry or push or plan.smolfile.cache.registry
+    if not asked and not any(context.environment.get(name) for name in names):
+        return None  # the transport need not be loaded
+    from smolbuild.build.remote import choose_cache
+
+    return choose_cache(plan.smolfile.cache, context.environment, registry=registry, push=push)
+
+
+def _fill(
+    context: BuildContext,
+    plan: Plan,
+    result: BuildResult,
+    remote: "RemoteCache",
+    phases: Phases,
+    *,
+    renew: bool,
+) -> BuildResult:
+    """Publish to the remote cache; a cache that fails is a warning, the build stands."""
+    from smolbuild.build.remote import share
+
+    if result.origin == "remote":
+        return result
+    name = remote.repository.name
+    with phases.phase("cache-push", f"publishing to the remote cache {name}"):
+        try:
+            return share(context, plan, result, remote.repository, renew=renew, optional=True)[0]
+        except SmolbuildError as error:
+            text = f"not published to the remote cache {name}: {error.message}"
+            context.emit(Message(level="warning", text=text))
+            return result
 
 
 def _sign_too(context: BuildContext, result: BuildResult, key: Path) -> None:
@@ -108,15 +170,26 @@ def _sign_too(context: BuildContext, result: BuildResult, key: Path) -> None:
             context.emit(Message(level="info", text=text))
 
 
-def _push(store: Store, name: str, reference: str, emit: Emit, phases: Phases) -> dict[str, object]:
+def _push(
+    context: BuildContext,
+    plan: Plan,
+    result: BuildResult,
+    reference: str,
+    phases: Phases,
+    *,
+    renew: bool,
+) -> tuple[BuildResult, dict[str, object]]:
+    from smolbuild.build.remote import share
     from smolbuild.cli.registry import push_to
 
+    target = parse_reference(reference)
     with phases.phase("push", f"pushing to {reference}"):
-        done = push_to(store, name, reference, emit)
-    return {
+        result, sent = share(context, plan, result, target, renew=renew)
+        done = push_to(context.store, result.names[0], reference, context.emit)
+    return result, {
         "reference": str(done.reference),
         "digest": done.digest,
-        "bytes_pushed": done.bytes_pushed,
+        "bytes_pushed": done.bytes_pushed + sent,
     }
 
 
@@ -150,6 +223,7 @@ def _report(
                 "digest": artifact.index.descriptor.digest,
                 "manifest": artifact.manifest.descriptor.digest,
                 "reused": result.reused,
+                "origin": result.origin,
                 "sizes": sizes,
                 "phases": dict(result.phases),
                 "health": artifact.config.results.health,
@@ -159,8 +233,7 @@ def _report(
             }
         )
         return
-    how = "reused (nothing changed)" if result.reused else "built, proven and signed"
-    click.echo(f"{result.names[0]}: {how}")
+    click.echo(f"{result.names[0]}: {_HOW[result.origin]}")
     click.echo(f"digest {artifact.index.descriptor.digest}")
     click.echo(f"key    {artifact.config.key}")
     if not result.reused:

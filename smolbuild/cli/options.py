@@ -12,7 +12,15 @@ import click
 from smolbuild.core.files import sweep_temporaries
 from smolbuild.core.home import Home, open_home
 
-__all__ = ["file_options", "home", "json_option", "print_json", "progress_option", "smolfile_path"]
+__all__ = [
+    "cache_options",
+    "file_options",
+    "home",
+    "json_option",
+    "print_json",
+    "progress_option",
+    "smolfile_path",
+]
 
 _LEFT_OVER_SECONDS = 24 * 3600.0
 """Nothing that is still being written stays untouched for so long."""
@@ -37,6 +45,21 @@ def file_options(command: F) -> F:
         default=None,
         help="Work in DIR instead of the current directory.",
         metavar="DIR",
+    )(command)
+
+
+def cache_options(command: F) -> F:
+    """Add ``--cache-registry`` and ``--no-cache-registry``."""
+    command = click.option(
+        "--no-cache-registry", "cache_registry", flag_value="", help="Use no remote cache."
+    )(command)
+    return click.option(
+        "--cache-registry",
+        "cache_registry",
+        metavar="REPOSITORY",
+        default=None,
+        help="Look here for the artifact before building it.  [default: "
+        "SMOLBUILD_CACHE_REGISTRY, then [smolbuild.cache] registry]",
     )(command)
 
 

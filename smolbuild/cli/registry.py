@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from smolbuild.attempt.pull import pull_artifact
 from smolbuild.attempt.verify import verify_local, verify_remote
 from smolbuild.build.publish import Published, publish
+from smolbuild.build.pull import pull_artifact
 from smolbuild.cli import render
 from smolbuild.cli.options import home, json_option, print_json, progress_option
 from smolbuild.core.errors import UsageError

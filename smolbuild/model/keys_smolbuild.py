@@ -95,7 +95,7 @@ _TABLE: Shape = {
         kind=Kind.TABLE, about="What makes each fork fresh before it is used.", shape="restore"
     ),
     "policy": Key(kind=Kind.TABLE, about="When to rebuild, warn or fail.", shape="policy"),
-    "cache": Key(kind=Kind.TABLE, about="The local cache.", shape="cache"),
+    "cache": Key(kind=Kind.TABLE, about="The local cache, and a remote one.", shape="cache"),
 }
 
 SMOLBUILD: Mapping[str, Shape] = {
@@ -301,6 +301,19 @@ SMOLBUILD: Mapping[str, Shape] = {
             high=86_400_000,
         ),
     },
-    "cache": {"max_size": Key(kind=Kind.SIZE, about="Largest size of the cache.", default="20GiB")},
+    "cache": {
+        "max_size": Key(kind=Kind.SIZE, about="Largest size of the cache.", default="20GiB"),
+        "registry": Key(
+            kind=Kind.TEXT,
+            about="Repository where a build looks for its artifact before it builds one.",
+            pattern=r"[^\s\x00]+",
+            expected="a repository such as registry.example.com/team/env, without a tag",
+        ),
+        "push": Key(
+            kind=Kind.FLAG,
+            about="Publish what is built to `registry`, for the other builders.",
+            default=False,
+        ),
+    },
 }
 """Shapes of smolbuild's tables by name; ``smolbuild`` is the ``[smolbuild]`` table."""

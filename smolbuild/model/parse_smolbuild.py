@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from smolbuild.core.errors import UsageError
 from smolbuild.model.parse_values import (
     check_hosts,
     given,
@@ -13,6 +14,7 @@ from smolbuild.model.parse_values import (
     read_probe,
     read_timing,
 )
+from smolbuild.model.reference import parse_repository
 from smolbuild.model.smolfile import (
     Base,
     CachePolicy,
@@ -51,8 +53,6 @@ def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
     if table is None:
         return Ours()
     health = table.table("health")
-    cache = table.table("cache")
-    size = cache.size("max_size") if cache else None
     ours = Ours(
         name=table.text("name"),
         use_dev=table.flag("use_dev") or False,
@@ -65,7 +65,7 @@ def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
         health=read_timing(health, read_probe(health)) if health else None,
         restore=_restore(table.table("restore")),
         policy=_policy(table.table("policy")),
-        cache=CachePolicy() if size is None else CachePolicy(max_size=size),
+        cache=_cache(table.table("cache")),
     )
     _notice_unheeded(table, ours)
     return ours
@@ -81,7 +81,7 @@ def _notice_unheeded(table: Table, ours: Ours) -> None:
         "policy.on_base_drift": ours.policy.on_base_drift != usual.on_base_drift,
         "policy.undeclared": ours.policy.undeclared != usual.undeclared,
         "policy.max_ready_ms": ours.policy.max_ready_ms is not None,
-        "cache.max_size": ours.cache != CachePolicy(),
+        "cache.max_size": ours.cache.max_size != CachePolicy().max_size,
     }
     for path, is_asked in asked.items():
         inner, _, key = path.rpartition(".")
@@ -201,4 +201,20 @@ def _policy(table: Table | None) -> Policy:
         on_base_drift=cast('Literal["rebuild", "warn", "fail"]', drift),
         undeclared=cast('Literal["warn", "fail"]', given(table.text("undeclared"), "warn")),
         max_ready_ms=table.integer("max_ready_ms"),
+    )
+
+
+def _cache(table: Table | None) -> CachePolicy:
+    if table is None:
+        return CachePolicy()
+    registry = table.text("registry")
+    if registry is not None:
+        try:
+            parse_repository(registry)
+        except UsageError as error:
+            table.problem("registry", error.message)
+    return CachePolicy(
+        max_size=given(table.size("max_size"), CachePolicy().max_size),
+        registry=registry,
+        push=table.flag("push") or False,
     )

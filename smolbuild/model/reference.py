@@ -19,6 +19,7 @@ __all__ = [
     "is_loopback",
     "local_name",
     "parse_reference",
+    "parse_repository",
 ]
 
 DOCKER_HUB = "docker.io"
@@ -127,6 +128,19 @@ def parse_reference(text: str) -> Reference:
     if not colon and not at:
         tag = DEFAULT_TAG
     return Reference(registry=registry, repository=repository, tag=tag or None, digest=digest)
+
+
+def parse_repository(text: str) -> Reference:
+    """Parse the name of a repository: a reference without tag and digest.
+
+    Raises:
+        UsageError: it does not follow the grammar, or has a tag or a digest.
+
+    """
+    parsed = parse_reference(text)
+    if parsed.digest is not None or ":" in text.rpartition("/")[2]:
+        raise _bad(text, "it names a repository, so it takes no tag and no digest")
+    return replace(parsed, tag=None)
 
 
 def local_name(text: str) -> str:

@@ -196,6 +196,10 @@ class CachePolicy:
 
     max_size: int = 20 * 1024**3
     """Bytes."""
+    registry: str | None = None
+    """Repository of the remote cache, ``registry.example.com/team/env``; None: there is none."""
+    push: bool = False
+    """Whether builds are published to the remote cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

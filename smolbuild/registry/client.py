@@ -269,6 +269,8 @@ def connect(
     plain_http: bool | None = None,
     clock: Clock | None = None,
     threads: int = 4,
+    timeouts: Timeouts | None = None,
+    retries: RetryPolicy | None = None,
 ) -> RegistryClient:
     """Return a client with the logins and the CA bundle that ``environment`` names; no traffic yet.
 
@@ -283,6 +285,8 @@ def connect(
         ca=ca_bundle(environment),
         clock=clock,
         threads=threads,
+        timeouts=timeouts,
+        retries=retries,
     )
 
 

@@ -134,6 +134,11 @@ class Smolbuild:
         log = self.programs / "starts"
         return len(log.read_text().splitlines()) if log.exists() else 0
 
+    def boots(self) -> int:
+        """Return how often a guest with a kernel was started: no probe, no version."""
+        log = self.programs / "starts"
+        return log.read_text().count(" -kernel ") if log.exists() else 0
+
     def machines(self) -> list[str]:
         """Return the command lines of the QEMU processes of this home."""
         found = []
@@ -153,7 +158,7 @@ def noted_qemu(directory: Path) -> Path:
     real = shutil.which("qemu-system-x86_64")
     assert real
     program = directory / "qemu-system-x86_64"
-    program.write_text(f'#!/bin/sh\necho "$$" >> {directory}/starts\nexec {real} "$@"\n')
+    program.write_text(f'#!/bin/sh\necho "$$ $*" >> {directory}/starts\nexec {real} "$@"\n')
     program.chmod(0o755)
     return directory
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,10 @@ from smolbuild.core.process import run
 from smolbuild.machine.base import Checkpoint
 from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
 from smolbuild.model.contract import Contract, Shape
+from smolbuild.model.key import provenance_key
+from smolbuild.model.keytree import KeyTree
 from smolbuild.model.smolfile import Network, RestoreContract
+from smolbuild.store.artifact import Artifact
 from smolbuild.store.disk import DiskReader
 from smolbuild.store.layout import Store
 from smolbuild.store.qcow2 import create_overlay
@@ -81,7 +85,7 @@ def packed(tmp_path):
     cache = tmp_path / "cache"
     base_digest = digest_file(base)
 
-    def pack(name: str = "x"):
+    def pack(name: str = "x", tree: KeyTree | None = None):
         streams = pack_streams(
             store,
             base=base,
@@ -93,11 +97,18 @@ def packed(tmp_path):
             cache=cache,
             emit=silent,
         )
-        return pack_artifact(store, config(streams, name), streams.layers)
+        made = config(streams, name)
+        if tree is not None:
+            made = replace(made, key=provenance_key(tree), key_tree=tree.to_json())
+        return pack_artifact(store, made, streams.layers)
+
+    def repack(made: ArtifactConfig, artifact: Artifact) -> Artifact:
+        return pack_artifact(store, made, artifact.manifest.layers)
 
     return SimpleNamespace(
         store=store,
         pack=pack,
+        repack=repack,
         base=base,
         first=first,
         second=second,

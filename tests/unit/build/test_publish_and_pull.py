@@ -3,9 +3,9 @@
 import pytest
 from testing_registry import FakeClock, FakeRegistry
 
-from smolbuild.attempt.pull import pull_artifact
 from smolbuild.attempt.verify import verify_local
 from smolbuild.build.publish import publish
+from smolbuild.build.pull import pull_artifact
 from smolbuild.build.sign import add_signature, sign_artifact
 from smolbuild.core.errors import UsageError, VerificationError
 from smolbuild.core.events import silent

@@ -1,13 +1,13 @@
 """Pull an artifact by reference: verified from the signature down before anything is opened."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import RegistryError, VerificationError
 from smolbuild.core.events import Emit, silent
 from smolbuild.core.files import require_space
-from smolbuild.model.artifact import MAX_CONFIG_BYTES, decode_config
+from smolbuild.model.artifact import MAX_CONFIG_BYTES, ArtifactConfig, decode_config
 from smolbuild.model.oci import (
     BUNDLE_TYPE,
     Descriptor,
@@ -26,7 +26,15 @@ from smolbuild.trust.keys import PublicKey
 from smolbuild.trust.statement import SIGN_TYPE
 from smolbuild.trust.verify import MAX_CANDIDATES, Evidence, Verified, verify_signed
 
-__all__ = ["Head", "Pulled", "RegistryEvidence", "fetch_head", "pull_artifact", "verify_artifact"]
+__all__ = [
+    "Head",
+    "Pulled",
+    "RegistryEvidence",
+    "fetch_head",
+    "pull_artifact",
+    "pull_head",
+    "verify_artifact",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +52,17 @@ class RegistryEvidence:
     def __init__(self, client: RegistryClient, repository: str) -> None:
         self._client = client
         self._repository = repository
+        self._listed: dict[Digest, tuple[Descriptor, ...]] = {}
 
     def referrers(self, subject: Digest) -> Sequence[Descriptor]:
-        """Return what the registry lists as referring to ``subject``."""
-        return self._client.referrers(self._repository, subject, BUNDLE_TYPE)
+        """Return the bundles that the registry lists as referring to ``subject``."""
+        return [e for e in self.attached(subject) if e.artifact_type in {None, BUNDLE_TYPE}]
+
+    def attached(self, subject: Digest) -> Sequence[Descriptor]:
+        """Return all that the registry lists as referring to ``subject``; it is asked once."""
+        if subject not in self._listed:
+            self._listed[subject] = self._client.referrers(self._repository, subject)
+        return self._listed[subject]
 
     def manifest(self, descriptor: Descriptor) -> bytes:
         """Return the bytes of a manifest, digest checked."""
@@ -94,6 +109,8 @@ class Head:
     manifest: Manifest
     manifest_bytes: bytes
     signed_by: PublicKey
+    attached: Mapping[Digest, tuple[Descriptor, ...]] = field(default_factory=dict)
+    """What the registry lists as referring to index and manifest; nothing of it is verified."""
 
 
 def fetch_head(reference: Reference, client: RegistryClient, keys: Mapping[str, PublicKey]) -> Head:
@@ -117,6 +134,7 @@ def fetch_head(reference: Reference, client: RegistryClient, keys: Mapping[str, 
         manifest=parse_machine(raw),
         manifest_bytes=raw,
         signed_by=signature.key,
+        attached={d.digest: tuple(evidence.attached(d.digest)) for d in (index.descriptor, child)},
     )
 
 
@@ -139,18 +157,50 @@ def pull_artifact(
         RegistryError: the registry failed after retries, or has nothing of this name.
 
     """
-    repository = reference.repository
     head = fetch_head(reference, client, keys)
+    return pull_head(store, head, reference.repository, client, names=(str(reference),), emit=emit)
+
+
+def pull_head(
+    store: Store,
+    head: Head,
+    repository: str,
+    client: RegistryClient,
+    *,
+    names: Sequence[str],
+    emit: Emit,
+    accept: Callable[[ArtifactConfig], None] | None = None,
+) -> Pulled:
+    """Fetch what a verified ``head`` leads to, and name it ``names`` last. Idempotent.
+
+    Args:
+        store: receives it; what is there is not fetched.
+        head: from ``fetch_head``.
+        repository: where it is.
+        client: of its registry.
+        names: local names.
+        emit: receives the progress.
+        accept: called with the config before any other blob is fetched; refuses by raising.
+
+    Raises:
+        VerificationError: a check failed; nothing is named.
+        RegistryError: the registry failed after retries.
+
+    """
     index, manifest = head.index.descriptor, head.manifest
     with store.lease():
         fetched = _pull(store, client, repository, [manifest.config], emit)
-        decode_config(store.read(manifest.config.digest, limit=MAX_CONFIG_BYTES))
+        config = decode_config(store.read(manifest.config.digest, limit=MAX_CONFIG_BYTES))
+        if accept is not None:
+            accept(config)
         fetched += _pull(store, client, repository, list(manifest.layers), emit)
         store.add_bytes(head.manifest_bytes)
         store.add_bytes(head.index_bytes)
         for subject in (index, manifest.descriptor):
-            _keep_signatures(store, client, repository, subject)
-        store.name(index, str(reference))
+            _keep_signatures(
+                store, client, repository, subject, head.attached.get(subject.digest, ())
+            )
+        store.name(index, *names)
         artifact = load_artifact(store, index)
     return Pulled(artifact=artifact, signed_by=head.signed_by, bytes_pulled=fetched)
 
@@ -171,13 +221,18 @@ def _pull(
 
 
 def _keep_signatures(
-    store: Store, client: RegistryClient, repository: str, subject: Descriptor
+    store: Store,
+    client: RegistryClient,
+    repository: str,
+    subject: Descriptor,
+    attached: Sequence[Descriptor],
 ) -> None:
     """Copy what refers to ``subject``, so that it verifies later without the registry.
 
     Anybody may attach anything: what is not there, fits nothing or is large is passed over.
     """
-    for entry in client.referrers(repository, subject.digest)[:MAX_CANDIDATES]:
+    signatures_first = sorted(attached, key=lambda entry: entry.artifact_type != BUNDLE_TYPE)
+    for entry in signatures_first[:MAX_CANDIDATES]:
         try:
             raw, _ = client.get_manifest(repository, entry.digest)
             manifest = parse_manifest(raw)

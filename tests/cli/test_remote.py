@@ -1,0 +1,74 @@
+"""The remote cache through the command: another home gets the artifact and builds nothing."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from testing_registry import docker_registry
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    with docker_registry(Path(tmp_path_factory.mktemp("remote-registry"))) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def published(smolbuild, built, project, registry):
+    """Give the repository that holds the tiny project's artifact under its key."""
+    done = smolbuild(
+        "build", "-C", str(project), "-t", "tiny:v1", "--push", f"{registry}/team/env:v1", "--json"
+    )
+    assert done.status == 0, done.stderr
+    assert done.document("build")["pushed"]["digest"] == built["digest"]
+    return f"{registry}/team/env"
+
+
+@pytest.fixture
+def desk(fresh, smolbuild):
+    """Give a home with an empty cache that trusts the publisher."""
+    shutil.copy(smolbuild.home.keys / "default.pub", fresh.home.keys / "ci.pub")
+    return fresh
+
+
+def checkout(project: Path, directory: Path) -> Path:
+    """Copy the project as another machine would have it."""
+    return Path(shutil.copytree(project, directory, symlinks=True))
+
+
+def test_another_home_gets_the_artifact_without_booting_a_machine(
+    desk, built, published, project, tmp_path
+):
+    tree = checkout(project, tmp_path / "elsewhere")
+    boots = desk.boots()
+    done = desk("build", "-C", str(tree), "--locked", "--cache-registry", published, "--json")
+    assert done.status == 0, done.stderr
+    value = done.document("build")
+    assert (value["digest"], value["key"]) == (built["digest"], built["key"])
+    assert (value["origin"], value["reused"]) == ("remote", True)
+    assert desk.boots() == boots
+    again = desk("build", "-C", str(tree), "--json").document("build")
+    assert (again["digest"], again["origin"]) == (built["digest"], "local")
+    assert desk.boots() == boots
+    out = desk("run", value["name"], "--", "cat", "/one")
+    assert (out.status, out.stdout) == (0, "one\n"), out.stderr
+
+
+def test_an_untrusted_cache_is_a_warning_and_the_build_goes_on(
+    fresh, built, published, own_project
+):
+    fresh("key", "generate")  # some other key
+    smolfile = own_project / "Smolfile"
+    smolfile.write_text(smolfile.read_text() + f'\n[smolbuild.cache]\nregistry = "{published}"\n')
+    done = fresh("build", "-C", str(own_project), "--json")
+    assert done.status == 0, done.stderr
+    value = done.document("build")
+    assert value["key"] == built["key"], "the cache's address is not part of the key"
+    assert value["origin"] == "built"
+    assert "a key you do not trust" in done.stderr
+
+
+def test_a_cache_without_a_registry_is_a_usage_error(smolbuild, built, project):
+    done = smolbuild("build", "-C", str(project), "--cache-push", "--json")
+    assert done.status == 2
+    assert done.document("error")["error"]["code"] == "cache-registry"
