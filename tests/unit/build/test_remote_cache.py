@@ -27,7 +27,6 @@ from smolbuild.build.sign import sign_artifact
 from smolbuild.core.errors import RegistryError, UsageError
 from smolbuild.core.events import Message, silent
 from smolbuild.core.home import Home
-from smolbuild.machine.base import Engine
 from smolbuild.model.key import provenance_key
 from smolbuild.model.keytree import KeyTree, leaf
 from smolbuild.model.oci import INDEX_TYPE
@@ -35,7 +34,7 @@ from smolbuild.model.reference import parse_reference, parse_repository
 from smolbuild.model.smolfile import CachePolicy
 from smolbuild.registry.client import RegistryClient
 from smolbuild.registry.retry import RetryPolicy, Timeouts
-from smolbuild.source.registry_image import ImageFetcher
+from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.store.layout import Store, key_name
 from smolbuild.trust.keys import generate_key, load_private_key
 
@@ -58,6 +57,10 @@ def signer(tmp_path):
     return load_private_key(tmp_path / "signer.pem")
 
 
+def _unasked():
+    raise AssertionError("the remote cache needs no engine")
+
+
 class Builder:
     """A home of its own with one signed artifact of the key, or none."""
 
@@ -69,7 +72,8 @@ class Builder:
         self.context = BuildContext(
             home=self.home,
             store=self.store,
-            engine=cast("Engine", None),
+            contract=_unasked,
+            open_engine=_unasked,
             fetcher=cast("ImageFetcher", None),
             environment={},
             emit=self.hear,
