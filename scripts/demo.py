@@ -184,7 +184,7 @@ def stop(child: subprocess.Popen[bytes]) -> None:
 def print_tables(host: Any, built: Any, pushed: Any, pulled: Any, ran: Any) -> None:
     """Print what was built and how each fork did."""
     engine = next(check for check in host["checks"] if check["name"] == "acceleration")
-    seconds = sum(built["phases"].values())
+    seconds = built["seconds"]
     sizes = built["sizes"]
     say("What was built")
     print_table(

@@ -105,7 +105,7 @@ def build(
                 Message(level="info", text="another smolbuild builds this key: waiting for it")
             )
     with file_lock(lock, timeout=_BUILD_LOCK_SECONDS, what="the build of this key", interval=0.2):
-        done = None if no_cache else reuse(context, plan, names, phases)
+        done = None if no_cache else reuse(context, plan, names)
         if done is not None:  # somebody else has just built it
             return done
         if remote is not None and not no_cache:
@@ -164,7 +164,6 @@ def _build(
         artifact=artifact,
         names=tuple(names),
         origin="built",
-        phases=phases.seconds,
         proofs=proofs,
     )
 
@@ -234,7 +233,8 @@ def _set_up(
             timeout=_BOOT_SECONDS,
         )
     try:
-        with phases.phase("steps", f"{counted(len(plan.chain) - max(first, 1), 'step')} to run"):
+        to_run = counted(len(plan.chain) - max(first, 1), "step")
+        with phases.phase("steps", f"{to_run} to run", when=first < len(plan.chain)):
             links += run_steps(
                 machine,
                 plan.smolfile,
@@ -283,7 +283,8 @@ def _freeze(
     run = _service_run(plan)
     let_through(machine, plan.smolfile.network)
     ready = {}
-    with phases.phase("ready", f"starting {counted(len(plan.services), 'service')}"):
+    starting = f"starting {counted(len(plan.services), 'service')}"
+    with phases.phase("ready", starting, when=bool(plan.services)):
         for service in plan.services:
             start_service(machine, service, run)
             if not plan.implied_main:

@@ -46,10 +46,18 @@ class Phases:
     emit: Emit
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each finished phase, in order."""
+    started: float = field(default_factory=time.monotonic)
+
+    def total(self) -> float:
+        """Return the seconds since this value was made, which is when the command began."""
+        return round(time.monotonic() - self.started, 3)
 
     @contextlib.contextmanager
-    def phase(self, name: str, text: str) -> Iterator[None]:
-        """Time the block as phase ``name``."""
+    def phase(self, name: str, text: str, *, when: bool = True) -> Iterator[None]:
+        """Time the block as phase ``name``; not ``when`` there is nothing in it to do."""
+        if not when:
+            yield
+            return
         self.emit(PhaseStarted(phase=name, text=text))
         started = time.monotonic()
         yield

@@ -129,9 +129,7 @@ def pull_remote(
             _warn(context, f"the remote cache {name} is not used: {error.message}", error.hint)
     if artifact is None:
         return None
-    return BuildResult(
-        artifact=artifact, names=tuple(names), origin="remote", phases=phases.seconds
-    )
+    return BuildResult(artifact=artifact, names=tuple(names), origin="remote")
 
 
 def share(

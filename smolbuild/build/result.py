@@ -1,10 +1,10 @@
 """What a build leaves, and the shortest way to it: an artifact with the plan's key is there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from smolbuild.build.context import BuildContext, Phases
+from smolbuild.build.context import BuildContext
 from smolbuild.build.plan import Plan
 from smolbuild.core.digest import Digest
 from smolbuild.store.artifact import Artifact, find_whole
@@ -26,14 +26,12 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """The artifact, its names, where it comes from, and what the parts took."""
+    """The artifact, its names and where it comes from."""
 
     artifact: Artifact
     names: tuple[str, ...]
     origin: Literal["built", "local", "remote"]
     """Built by this command, or found: in the local store, in the remote cache."""
-    phases: Mapping[str, float]
-    """Seconds by phase, in order."""
     proofs: tuple[Proof, ...] = ()
 
     @property
@@ -42,9 +40,7 @@ class BuildResult:
         return self.origin != "built"
 
 
-def reuse(
-    context: BuildContext, plan: Plan, names: Sequence[str], phases: Phases
-) -> BuildResult | None:
+def reuse(context: BuildContext, plan: Plan, names: Sequence[str]) -> BuildResult | None:
     """Name the local artifact that has the plan's key, and return it; None: there is none.
 
     Starts no machine. Idempotent. An artifact of which something is missing is none.
@@ -54,4 +50,4 @@ def reuse(
     if artifact is None:
         return None
     context.store.name(artifact.index.descriptor, last_name(plan.name), *names)
-    return BuildResult(artifact=artifact, names=tuple(names), origin="local", phases=phases.seconds)
+    return BuildResult(artifact=artifact, names=tuple(names), origin="local")

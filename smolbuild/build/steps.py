@@ -3,7 +3,7 @@
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from smolbuild.build.owners import guest_owners
 from smolbuild.build.tarstream import tar_stream
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError, MachineError
-from smolbuild.core.events import Emit, Output, StepFinished, StepStarted
+from smolbuild.core.events import Emit, Output, StepFinished, StepStarted, Transfer
 from smolbuild.machine.base import ExecRequest, Machine
 from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.model.artifact import RunConfig
@@ -27,6 +27,9 @@ __all__ = ["COPY_STEP", "StepRun", "run_steps"]
 COPY_STEP = "copy"
 """Name of the delta that holds the top-level copies."""
 _COPY_SECONDS = 600.0
+_EVENT_BYTES = 256 * 1024
+"""Copied bytes between two events."""
+_KILLED = 137
 _TAIL_LINES = 50
 _TAIL_BYTES = 64 * 1024
 _WANTS_NETWORK = re.compile(
@@ -77,12 +80,12 @@ def run_steps(
         egress: tuple[EgressRecord, ...] = ()
         if link == 0:
             name = COPY_STEP
-            _copy(machine, smolfile.copy, files)
+            _copy(machine, smolfile.copy, files, emit)
         else:
             step = smolfile.steps[link - 1]
             name = step.name
             emit(StepStarted(name=name, number=link, total=total, cached=False))
-            _copy(machine, step.copy, files)
+            _copy(machine, step.copy, files, emit)
             egress = _run_step(machine, smolfile, step, run, emit)
         overlay = machine.snapshot_disk()
         below = cache.keep(chain[link], below, overlay, egress=egress)
@@ -93,16 +96,28 @@ def run_steps(
     return tuple(done)
 
 
-def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles) -> None:
+def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles, emit: Emit) -> None:
     if copies:
         archive = tar_stream(files, copies, owners=guest_owners(machine, copies))
-        machine.put(archive, "/", timeout=_COPY_SECONDS)
+        machine.put(_counted(archive, emit), "/", timeout=_COPY_SECONDS)
+
+
+def _counted(archive: Iterable[bytes], emit: Emit) -> Iterator[bytes]:
+    done = said = 0
+    for chunk in archive:
+        yield chunk
+        done += len(chunk)
+        if done >= said + _EVENT_BYTES:
+            said = done
+            emit(Transfer(what="copy", done=done, total=0))
+    emit(Transfer(what="copy", done=done, total=done))
 
 
 def _run_step(
     machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, emit: Emit
 ) -> tuple[EgressRecord, ...]:
     """Run ``step`` and return what it asked of the network."""
+    started = time.monotonic()
     last: deque[bytes] = deque()
     kept = 0
 
@@ -138,8 +153,12 @@ def _run_step(
             details=error.details,
         ) from error
     egress = machine.egress_records()
+    if moved := sum(record.sent + record.received for record in egress):
+        emit(Transfer(what="network", done=moved, total=moved))
     if result.status == 0 and not result.timed_out:
         return egress
+    seconds = time.monotonic() - started
+    emit(StepFinished(name=step.name, seconds=seconds, status=result.status or _KILLED))
     lines = b"".join(last).decode("utf-8", "backslashreplace").splitlines()[-_TAIL_LINES:]
     ending = (
         f"did not end within {step.timeout:g} s and was killed"

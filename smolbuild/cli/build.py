@@ -19,6 +19,7 @@ from smolbuild.cli.options import (
     progress_option,
     smolfile_path,
 )
+from smolbuild.cli.render.words import duration
 from smolbuild.core.codec import encode
 from smolbuild.core.errors import SmolbuildError
 from smolbuild.core.events import Emit, Message
@@ -91,7 +92,7 @@ def build(
         _say_notices(plan, emit)
         names = _names(plan, tags)
         remote = _remote(context, plan, cache_registry, cache_push)
-        result = None if no_cache else reuse(context, plan, names, phases)
+        result = None if no_cache else reuse(context, plan, names)
         if result is None:
             result = _build(context, plan, names, phases, key, remote, no_cache=no_cache)
         elif key is not None:
@@ -101,7 +102,7 @@ def build(
         pushed = None
         if push_to is not None:
             result, pushed = _push(context, plan, result, push_to, phases, renew=no_cache)
-    _report(result, plan, pushed, as_json=as_json)
+    _report(result, plan, pushed, phases, as_json=as_json)
 
 
 def _build(
@@ -210,7 +211,12 @@ def _say_notices(plan: Plan, emit: Emit) -> None:
 
 
 def _report(
-    result: BuildResult, plan: Plan, pushed: dict[str, object] | None, *, as_json: bool
+    result: BuildResult,
+    plan: Plan,
+    pushed: dict[str, object] | None,
+    phases: Phases,
+    *,
+    as_json: bool,
 ) -> None:
     artifact = result.artifact
     sizes = sizes_of(artifact)
@@ -225,7 +231,8 @@ def _report(
                 "reused": result.reused,
                 "origin": result.origin,
                 "sizes": sizes,
-                "phases": dict(result.phases),
+                "phases": dict(phases.seconds),
+                "seconds": phases.total(),
                 "health": artifact.config.results.health,
                 "proofs": encode(result.proofs),
                 "lock": plan.lock.state,
@@ -237,9 +244,9 @@ def _report(
     click.echo(f"digest {artifact.index.descriptor.digest}")
     click.echo(f"key    {artifact.config.key}")
     if not result.reused:
-        took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.phases.items())
+        took = ", ".join(f"{name} {duration(each)}" for name, each in phases.seconds.items())
         click.echo(
             f"sizes  disk {sizes['disk'] / 1e6:.0f} MB, memory {sizes['memory'] / 1e6:.0f} "
             f"MB, packed {sizes['packed'] / 1e6:.1f} MB"
         )
-        click.echo(f"phases {took}")
+        click.echo(f"time   {duration(phases.total())}: {took}")

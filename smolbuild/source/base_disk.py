@@ -215,7 +215,7 @@ def _tree(
     if lock.image is None:
         raise not_locked()
     image = load_registry_image(lock.image, cache, fetcher)
-    pull_layers(image, emit)
+    pull_layers(image)
     return merge(image, staging, resources, emit)
 
 

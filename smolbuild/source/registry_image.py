@@ -13,7 +13,6 @@ from typing import IO, cast
 
 from smolbuild.core.digest import Digest, digest_bytes, hex_of
 from smolbuild.core.errors import VerificationError
-from smolbuild.core.events import Emit, Transfer
 from smolbuild.core.files import atomic_file, private_directory, require_space, write_atomic
 from smolbuild.model.lock import LockedImage
 from smolbuild.model.oci import MAX_MANIFEST_BYTES, Descriptor, Manifest, parse_manifest
@@ -63,16 +62,16 @@ def load_registry_image(locked: LockedImage, cache: Path, fetcher: ImageFetcher)
     )
 
 
-def pull_layers(image: LoadedImage, emit: Emit) -> None:
+def pull_layers(image: LoadedImage) -> None:
     """Bring every layer of ``image`` into the cache, so that merging needs no network. Idempotent.
 
     Raises:
         RegistryError, VerificationError: as opening a layer.
 
     """
-    for number, layer in enumerate(image.layers, 1):
+    for layer in image.layers:
         with layer.open():
-            emit(Transfer(what="base image layers", done=number, total=len(image.layers)))
+            pass  # opening fetches it, and says how far that is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
