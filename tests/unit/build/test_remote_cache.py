@@ -97,7 +97,7 @@ class Builder:
         return pull_remote(self.context, PLAN, place, ["x:latest"], Phases(silent))
 
     def share(self, host: str, **options) -> BuildResult:
-        made = BuildResult(artifact=self.artifact, names=("x:latest",), origin="built", phases={})
+        made = BuildResult(artifact=self.artifact, names=("x:latest",), origin="built")
         place = parse_repository(f"{host}/team/env")
         return share(self.context, PLAN, made, place, **options)[0]
 
