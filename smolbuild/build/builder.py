@@ -46,6 +46,7 @@ from smolbuild.model.egress import EgressRecord, StepEgress
 from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Service
 from smolbuild.source.base_disk import BaseDisk, prepare_base
+from smolbuild.source.kernel import kernel_from_path, prepare_kernel
 from smolbuild.store.artifact import Artifact
 from smolbuild.store.layout import key_name, last_name
 from smolbuild.store.materialise import materialising
@@ -170,7 +171,12 @@ def _build(
 
 def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _Parts:
     with phases.phase("base", "preparing kernel and root disk"):
-        kernel = plan.kernel
+        given = plan.smolfile.kernel_path
+        kernel = (
+            prepare_kernel(context.home.cache, locked=plan.lock.lock.kernel, emit=context.emit)
+            if given is None
+            else kernel_from_path(given)
+        )
         initrd = work / "initrd"
         build_initramfs(kernel, build_agent(context.home.cache), initrd)
         base = prepare_base(
@@ -180,7 +186,8 @@ def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _
             fetcher=context.fetcher,
             emit=context.emit,
         )
-    if kernel_digest(kernel.vmlinuz, kernel.modules) != kernel.digest:
+    unharmed = kernel_digest(kernel.vmlinuz, kernel.modules) == kernel.content
+    if kernel.digest != plan.kernel_digest or not unharmed:
         raise BuildError(
             f"the kernel {kernel.vmlinuz} changed since the plan",
             hint="build again when nothing writes to it any more",

@@ -13,7 +13,6 @@ from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError, VerificationError
 from smolbuild.guest.agent_source import agent_digest
 from smolbuild.guest.initramfs import initramfs_key
-from smolbuild.guest.kernel import Kernel
 from smolbuild.model.artifact import RunConfig
 from smolbuild.model.contract import Shape
 from smolbuild.model.declared import DeclaredFiles
@@ -23,7 +22,7 @@ from smolbuild.model.parse import parse_smolfile
 from smolbuild.model.reference import artifact_name
 from smolbuild.model.smolfile import Service, Smolfile
 from smolbuild.source.base_identity import base_identity
-from smolbuild.source.kernel import kernel_from_path, prepare_kernel
+from smolbuild.source.kernel import kernel_identity
 from smolbuild.store.artifact import Artifact, find_whole, load_artifact
 from smolbuild.store.layout import last_name
 
@@ -42,7 +41,7 @@ class Plan:
     lock: LockState
     files: DeclaredFiles
     base_digest: Digest
-    kernel: Kernel
+    kernel_digest: Digest
     tree: KeyTree
     key: Digest
     chain: tuple[Digest, ...]
@@ -91,10 +90,10 @@ def make_plan(
     lock = obtain_lock(context, smolfile, locked=locked)
     base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
     lock = follow_base(context, smolfile, lock, base.digest, locked=locked)
-    kernel = _kernel(context, smolfile, lock)
+    kernel = kernel_identity(smolfile.kernel_path, lock.lock.kernel)
     inputs = KeyInputs(
         base=base.digest,
-        kernel=kernel.digest,
+        kernel=kernel,
         initramfs=initramfs_key(kernel),
         agent=agent_digest(),
         contract=context.contract(),
@@ -112,7 +111,7 @@ def make_plan(
         lock=lock,
         files=files,
         base_digest=base.digest,
-        kernel=kernel,
+        kernel_digest=kernel,
         tree=tree,
         key=key,
         chain=step_chain(inputs),
@@ -172,12 +171,6 @@ def _changes(context: BuildContext, name: str, tree: KeyTree) -> tuple[Change, .
     except VerificationError:
         return None
     return diff_trees(old, tree)
-
-
-def _kernel(context: BuildContext, smolfile: Smolfile, lock: LockState) -> Kernel:
-    if smolfile.kernel:
-        return kernel_from_path((smolfile.path.parent / smolfile.kernel).absolute())
-    return prepare_kernel(context.home.cache, locked=lock.lock.kernel, emit=context.emit)
 
 
 def _refuse_half_networks(smolfile: Smolfile) -> None:

@@ -50,15 +50,14 @@ def build_initramfs(kernel: Kernel, agent: Path, target: Path) -> Digest:
     return digest
 
 
-def initramfs_key(kernel: Kernel) -> Digest:
+def initramfs_key(kernel: Digest) -> Digest:
     """Return what stands for the initramfs in a provenance key: all that its content follows from.
 
     The archive itself holds the compiled agent, whose bytes differ between compiler versions though
-    its meaning does not; two hosts agree on this digest whatever compiler they have.
+    its meaning does not; two hosts agree on this digest whatever compiler they have. ``kernel`` is
+    the kernel's digest in the same key.
     """
-    return digest_value(
-        "smolbuild.initramfs.v1", {"kernel": kernel.digest, "agent": agent_digest()}
-    )
+    return digest_value("smolbuild.initramfs.v1", {"kernel": kernel, "agent": agent_digest()})
 
 
 def cpio(entries: tuple[Entry, ...]) -> bytes:

@@ -23,6 +23,7 @@ __all__ = [
     "module_dependencies",
     "module_name",
     "order_modules",
+    "package_digest",
     "plain_module",
     "require_x86_64",
 ]
@@ -50,7 +51,9 @@ class Kernel:
     modules: tuple[Path, ...]
     """Uncompressed modules, each after the ones it depends on; empty when all is built in."""
     digest: Digest
-    """Over the image and the modules in their order, so two hosts with the same bytes agree."""
+    """What it is in a provenance key: what was downloaded, or the content of a given file."""
+    content: Digest
+    """``kernel_digest`` of the files when they were made."""
 
 
 def require_x86_64() -> None:
@@ -80,6 +83,20 @@ def kernel_digest(vmlinuz: Path, modules: tuple[Path, ...]) -> Digest:
             "image": digest_file(vmlinuz),
             "modules": [[path.name, digest_file(path)] for path in modules],
         },
+    )
+
+
+def package_digest(sha256: str, modules_sha256: str | None) -> Digest:
+    """Return what a packaged kernel is in a provenance key; nothing need be downloaded to know it.
+
+    Args:
+        sha256: of the image's package, 64 lower-case hex digits.
+        modules_sha256: of the package with its modules, where they come apart.
+
+    """
+    return digest_value(
+        "smolbuild.kernel-package.v1",
+        {"image": sha256, "modules": modules_sha256, "wanted": list(GUEST_MODULES)},
     )
 
 

@@ -76,6 +76,8 @@ class LockedKernel:
     package: str
     version: str
     sha256: str
+    modules_sha256: str | None = None
+    """Of the package that holds its modules, where they come apart (Ubuntu)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +209,12 @@ def _debian(members: "_Members | None") -> LockedDebian | None:
 def _kernel(members: "_Members | None") -> LockedKernel | None:
     if members is None:
         return None
-    members.allow("package", "version", "sha256")
+    members.allow("package", "version", "sha256", "modules_sha256")
     return LockedKernel(
         package=members.text("package"),
         version=members.text("version"),
         sha256=members.sha256("sha256"),
+        modules_sha256=members.sha256("modules_sha256") if members.has("modules_sha256") else None,
     )
 
 
@@ -227,6 +230,9 @@ class _Members:
         for name in self.values:
             if name not in names:
                 _bad(self.file, f"unknown key {self._at(name)[:90]!r}")
+
+    def has(self, name: str) -> bool:
+        return name in self.values
 
     def text(self, name: str) -> str:
         value = self.values.get(name)
@@ -296,6 +302,8 @@ def _lines(lock: Lock) -> Iterator[str]:
         yield _line("package", lock.kernel.package)
         yield _line("version", lock.kernel.version)
         yield _line("sha256", lock.kernel.sha256)
+        if lock.kernel.modules_sha256:
+            yield _line("modules_sha256", lock.kernel.modules_sha256)
 
 
 def _line(name: str, text: str) -> str:

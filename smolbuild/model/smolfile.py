@@ -282,6 +282,11 @@ class Smolfile:
         ours = self.sibling is not None and key.split(".", 1)[0] == "smolbuild"
         return str(self.sibling if ours else self.path), self.positions.get(key, 0)
 
+    @property
+    def kernel_path(self) -> Path | None:
+        """Where the kernel is that the user gives, absolute; None: Debian's is used."""
+        return None if self.kernel is None else (self.path.parent / self.kernel).absolute()
+
     def network_of(self, step: Step) -> Network:
         """Return what ``step`` may reach: its own ``network`` on top of ``[network]``."""
         if step.network is False:

@@ -1,15 +1,15 @@
 """Kernels: Debian's cloud kernel from the cache or through the host's apt; or a file.
 
-Unpacked kernels are cached by the package's SHA-256, so apt (``source.kernel_package``) is asked
-once.
+Unpacked kernels are cached by what was downloaded and what is taken of it, so apt
+(``source.kernel_package``) is asked once.
 """
 
 import json
 import re
 from pathlib import Path
 
-from smolbuild.core.digest import parse_digest
-from smolbuild.core.errors import HostError
+from smolbuild.core.digest import Digest, hex_of, parse_digest
+from smolbuild.core.errors import HostError, UsageError
 from smolbuild.core.events import Emit
 from smolbuild.core.files import private_directory
 from smolbuild.guest.kernel import (
@@ -20,11 +20,32 @@ from smolbuild.guest.kernel import (
     kernel_digest,
     module_name,
     order_modules,
+    package_digest,
     require_x86_64,
 )
 from smolbuild.model.lock import LockedKernel
 
-__all__ = ["Kernel", "kernel_from_path", "prepare_kernel"]
+__all__ = ["Kernel", "kernel_from_path", "kernel_identity", "prepare_kernel"]
+
+
+def kernel_identity(path: Path | None, locked: LockedKernel | None) -> Digest:
+    """Return what the kernel is in a provenance key: of a package the lock says it, cheaply.
+
+    Args:
+        path: the kernel that the user gave, or None.
+        locked: the kernel's part of the lock.
+
+    Raises:
+        HostError: the architecture is not supported, or ``path`` is no kernel.
+        UsageError: the lock has no kernel.
+
+    """
+    if path is not None:
+        return kernel_from_path(path).digest
+    require_x86_64()
+    if locked is None:
+        raise UsageError("the lock has no kernel", hint="run `smolbuild lock`", code="lock")
+    return package_digest(locked.sha256, locked.modules_sha256)
 
 
 def prepare_kernel(cache: Path, *, locked: LockedKernel | None, emit: Emit) -> Kernel:
@@ -46,12 +67,13 @@ def prepare_kernel(cache: Path, *, locked: LockedKernel | None, emit: Emit) -> K
         chosen = resolve_kernel()
     if not re.fullmatch("[0-9a-f]{64}", chosen.sha256):
         raise HostError(f"the locked digest of {chosen.package} is not a SHA-256")
-    directory = private_directory(cache / "kernel") / chosen.sha256
+    identity = package_digest(chosen.sha256, chosen.modules_sha256)
+    directory = private_directory(cache / "kernel") / hex_of(identity)
     if not directory.is_dir():
         from smolbuild.source.kernel_package import fetch_kernel
 
         fetch_kernel(directory, chosen, emit)
-    return _load(directory, chosen)
+    return _load(directory, chosen, identity)
 
 
 def kernel_from_path(path: Path) -> Kernel:
@@ -78,20 +100,17 @@ def kernel_from_path(path: Path) -> Kernel:
         files = {module_name(p.name): p for p in sorted(directory.rglob("*.ko"))}
         available = {name: p for name, p in files.items() if name is not None}
         modules = order_modules(GUEST_MODULES, available, builtin_modules(directory))
+    digest = kernel_digest(path, modules)
     return Kernel(
-        package="",
-        version="",
-        vmlinuz=path,
-        modules=modules,
-        digest=kernel_digest(path, modules),
+        package="", version="", vmlinuz=path, modules=modules, digest=digest, content=digest
     )
 
 
-def _load(directory: Path, chosen: LockedKernel) -> Kernel:
+def _load(directory: Path, chosen: LockedKernel, identity: Digest) -> Kernel:
     try:
         record = json.loads((directory / RECORD).read_bytes())
         modules = tuple(directory / Path(name).name for name in record["modules"])
-        digest = parse_digest(record["digest"])
+        content = parse_digest(record["digest"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HostError(
             f"the cached kernel {directory} is damaged: {error}", hint=f"remove {directory}"
@@ -101,5 +120,6 @@ def _load(directory: Path, chosen: LockedKernel) -> Kernel:
         version=chosen.version,
         vmlinuz=directory / "vmlinuz",
         modules=modules,
-        digest=digest,
+        digest=identity,
+        content=content,
     )

@@ -68,8 +68,13 @@ def resolve_kernel() -> LockedKernel:
             continue
         image = _apt_show(found[0])
         if "SHA256" in image:
+            apart = _modules_package(found[0])  # Ubuntu ships modules apart
+            modules = _apt_show(apart) if apart in image.get("Depends", "") else {}
             return LockedKernel(
-                package=found[0], version=image["Version"], sha256=image["SHA256"].lower()
+                package=found[0],
+                version=image["Version"],
+                sha256=image["SHA256"].lower(),
+                modules_sha256=modules["SHA256"].lower() if "SHA256" in modules else None,
             )
     raise HostError(
         f"apt knows no kernel for virtual machines (looked for {', '.join(META_PACKAGES)})",
@@ -115,22 +120,16 @@ def _apt_env() -> dict[str, str]:
 
 
 def _fill(directory: Path, chosen: LockedKernel) -> None:
-    with tempfile.TemporaryDirectory(prefix=".tmp-kernel-", dir=directory.parent) as name:
-        work = Path(name)
+    with tempfile.TemporaryDirectory(prefix=".tmp-kernel-", dir=directory.parent) as scratch:
+        work = Path(scratch)
         work.chmod(0o755)  # apt's own user must be able to look, or it warns
-        package = _download(work / "image", chosen.package, chosen.version)
-        if hex_of(digest_file(package)) != chosen.sha256:
-            raise HostError(
-                f"{chosen.package} {chosen.version} from apt has another SHA-256 than the lock",
-                hint="run `smolbuild lock --update` to accept what apt offers now",
-                code="kernel-digest",
-            )
+        package = _download(work / "image", chosen.package, chosen.version, chosen.sha256)
         unpacked = work / "unpacked"
         unpacked.mkdir(mode=0o755)
         _unpack(package, unpacked)
-        if not (unpacked / "modules.builtin").exists():  # Ubuntu ships modules apart
-            release = chosen.package.split("-", 2)[2]
-            modules = _download(work / "modules", f"linux-modules-{release}", chosen.version)
+        if chosen.modules_sha256 is not None:
+            name = _modules_package(chosen.package)
+            modules = _download(work / "modules", name, chosen.version, chosen.modules_sha256)
             _unpack(modules, unpacked)
         if not (unpacked / "vmlinuz").exists():
             raise HostError(f"{chosen.package} holds no kernel image", code="no-kernel")
@@ -154,7 +153,13 @@ def _select(unpacked: Path, ready: Path) -> None:
     write_atomic(ready / RECORD, canonical_json(record))
 
 
-def _download(directory: Path, package: str, version: str) -> Path:
+def _modules_package(image: str) -> str:
+    """Return the name that Ubuntu gives the package with the modules of the kernel ``image``."""
+    found = _RELEASE.fullmatch(image)
+    return f"linux-modules-{found[1] if found else image}"
+
+
+def _download(directory: Path, package: str, version: str, sha256: str) -> Path:
     directory.mkdir(mode=0o755)
     done = run(
         ["apt-get", "download", "-q", f"{package}={version}"],
@@ -169,6 +174,12 @@ def _download(directory: Path, package: str, version: str) -> Path:
             details=done.stderr.decode(errors="replace")[-2000:],
             hint=f"{_UPDATE}; when the locked version is gone: `smolbuild lock --update`",
             code="no-kernel",
+        )
+    if hex_of(digest_file(found[0])) != sha256:
+        raise HostError(
+            f"{package} {version} from apt has another SHA-256 than the lock",
+            hint="run `smolbuild lock --update` to accept what apt offers now",
+            code="kernel-digest",
         )
     return found[0]
 

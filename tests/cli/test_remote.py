@@ -26,7 +26,9 @@ def published(smolbuild, built, project, registry):
 
 @pytest.fixture
 def desk(fresh, smolbuild):
-    """Give a home with an empty cache that trusts the publisher."""
+    """Give a home with an empty cache, kernel and agent too, that trusts the publisher."""
+    for shared in ("kernel", "agent", "debs"):
+        (fresh.home.cache / shared).unlink()
     shutil.copy(smolbuild.home.keys / "default.pub", fresh.home.keys / "ci.pub")
     return fresh
 
@@ -47,6 +49,8 @@ def test_another_home_gets_the_artifact_without_booting_a_machine(
     assert (value["digest"], value["key"]) == (built["digest"], built["key"])
     assert (value["origin"], value["reused"]) == ("remote", True)
     assert desk.boots() == boots
+    made = sorted(path.name for path in desk.home.cache.iterdir() if path.is_dir())
+    assert made == [], "a build that pulls makes no base, fetches no kernel and compiles no agent"
     again = desk("build", "-C", str(tree), "--json").document("build")
     assert (again["digest"], again["origin"]) == (built["digest"], "local")
     assert desk.boots() == boots

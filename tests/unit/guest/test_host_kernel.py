@@ -4,15 +4,16 @@ import os
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from smolbuild.core.digest import digest_file, hex_of
-from smolbuild.core.errors import HostError
+from smolbuild.core.errors import HostError, UsageError
 from smolbuild.core.events import Event, silent
-from smolbuild.guest.kernel import GUEST_MODULES
+from smolbuild.guest.kernel import GUEST_MODULES, kernel_digest
 from smolbuild.model.lock import LockedKernel
 from smolbuild.source import kernel as kernels
 from smolbuild.source import kernel_package as packages
@@ -155,8 +156,23 @@ def test_prepared_once_then_offline(apt: Apt, tmp_path: Path) -> None:
     assert len(events) == 1
     assert sorted(p.name for p in (tmp_path / "cache" / "kernel").iterdir()) == [
         ".lock",
-        locked.sha256,
+        hex_of(made.digest),
     ]
+
+
+def test_what_a_kernel_is_needs_no_download(apt: Apt, tmp_path: Path) -> None:
+    locked = debian(apt)
+    identity = kernels.kernel_identity(None, locked)
+    assert apt.calls() == []
+    made = kernels.prepare_kernel(tmp_path, locked=locked, emit=silent)
+    assert made.digest == identity
+    assert made.content == kernel_digest(made.vmlinuz, made.modules)
+    changed = replace(locked, sha256="0" * 64)
+    apart = replace(locked, modules_sha256="0" * 64)
+    others = {kernels.kernel_identity(None, kernel) for kernel in (changed, apart)}
+    assert len({identity, *others}) == 3
+    with pytest.raises(UsageError):
+        kernels.kernel_identity(None, None)
 
 
 def test_without_a_lock_apt_chooses(apt: Apt, tmp_path: Path) -> None:
@@ -168,12 +184,19 @@ def test_without_a_lock_apt_chooses(apt: Apt, tmp_path: Path) -> None:
 def test_ubuntus_modules_come_in_their_own_package(apt: Apt, tmp_path: Path) -> None:
     release = "9.9.9-1-generic"
     apt.package("linux-image-virtual", {}, Depends=f"linux-image-{release}")
-    digest = apt.package(f"linux-image-{release}", {f"boot/vmlinuz-{release}": b"image"})
-    apt.package(f"linux-modules-{release}", modules(f"lib/modules/{release}"))
+    digest = apt.package(
+        f"linux-image-{release}",
+        {f"boot/vmlinuz-{release}": b"image"},
+        Depends=f"kmod, linux-modules-{release}",
+    )
+    apart = apt.package(f"linux-modules-{release}", modules(f"lib/modules/{release}"))
     locked = packages.resolve_kernel()
-    assert locked.sha256 == digest
-    made = kernels.prepare_kernel(tmp_path, locked=locked, emit=silent)
+    assert (locked.sha256, locked.modules_sha256) == (digest, apart)
+    made = kernels.prepare_kernel(tmp_path / "good", locked=locked, emit=silent)
     assert made.modules[0].name == "virtio_ring.ko"
+    other = replace(locked, modules_sha256="0" * 64)
+    with pytest.raises(HostError, match=r"linux-modules.* has another SHA-256"):
+        kernels.prepare_kernel(tmp_path / "bad", locked=other, emit=silent)
 
 
 def test_another_digest_than_the_locks_is_refused(apt: Apt, tmp_path: Path) -> None:

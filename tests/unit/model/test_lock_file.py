@@ -35,7 +35,9 @@ debians = st.builds(
     requested=st.lists(words, max_size=3).map(tuple),
     components=st.lists(words, max_size=2).map(tuple),
 )
-kernels = st.none() | st.builds(LockedKernel, package=words, version=words, sha256=hexes)
+kernels = st.none() | st.builds(
+    LockedKernel, package=words, version=words, sha256=hexes, modules_sha256=st.none() | hexes
+)
 locks = st.builds(Lock, image=st.none() | images, kernel=kernels) | st.builds(
     Lock, debian=debians, kernel=kernels
 )
