@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.codec import decode, encode
 from smolbuild.core.digest import Digest, hex_of
 from smolbuild.core.errors import VerificationError
 from smolbuild.core.files import fsync_directory, private_directory, write_atomic
+from smolbuild.core.values import dataclass
 from smolbuild.model.egress import EgressRecord
 
 __all__ = ["CachedDelta", "StepCache", "lineage_of"]

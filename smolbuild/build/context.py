@@ -3,11 +3,12 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from smolbuild.core.events import Emit, PhaseFinished, PhaseStarted
 from smolbuild.core.home import Home
+from smolbuild.core.values import dataclass
 from smolbuild.model.contract import Contract
 from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.store.layout import Store

@@ -8,12 +8,13 @@ root, unless the copy says otherwise.
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from smolbuild.build.ignore import IgnoreRules, parse_ignore
 from smolbuild.core.digest import digest_file
 from smolbuild.core.errors import Problem, SmolfileError
+from smolbuild.core.values import dataclass
 from smolbuild.model.declared import DeclaredFiles, FileEntry
 from smolbuild.model.lock import lock_path
 from smolbuild.model.smolfile import Smolfile

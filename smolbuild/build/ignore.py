@@ -9,7 +9,8 @@ can be taken in again. There is one such file, in the Smolfile's directory.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from smolbuild.core.values import dataclass
 
 __all__ = ["IgnoreRules", "parse_ignore"]
 

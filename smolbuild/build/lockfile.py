@@ -1,7 +1,6 @@
 """Read, resolve and write ``Smolfile.lock``."""
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +9,7 @@ from smolbuild.core.digest import Digest
 from smolbuild.core.errors import SmolbuildError, UsageError
 from smolbuild.core.events import Message
 from smolbuild.core.files import write_atomic
+from smolbuild.core.values import dataclass
 from smolbuild.model.lock import Lock, encode_lock, lock_path, matches, parse_lock
 from smolbuild.model.smolfile import Smolfile
 

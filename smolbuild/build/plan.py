@@ -1,7 +1,6 @@
 """What a build would do: key, every input with its digest, which steps run and why."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.build.cache import StepCache
@@ -11,6 +10,7 @@ from smolbuild.build.lockfile import LockState, follow_base, obtain_lock
 from smolbuild.build.run_config import run_config, services_of
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError, VerificationError
+from smolbuild.core.values import dataclass
 from smolbuild.guest.agent_source import agent_digest
 from smolbuild.guest.initramfs import initramfs_key
 from smolbuild.model.artifact import RunConfig

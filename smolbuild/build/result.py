@@ -1,12 +1,12 @@
 """What a build leaves, and the shortest way to it: an artifact with the plan's key is there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from smolbuild.build.context import BuildContext
 from smolbuild.build.plan import Plan
 from smolbuild.core.digest import Digest
+from smolbuild.core.values import dataclass
 from smolbuild.store.artifact import Artifact, find_whole
 from smolbuild.store.layout import last_name
 

@@ -9,14 +9,15 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, cast
 
 from smolbuild.core.errors import VerificationError
 
 __all__ = ["decode", "encode"]
 
 T = TypeVar("T")
+_Decoder = Callable[[object], object]
 
 
 def encode(value: object) -> Any:
@@ -52,108 +53,217 @@ def decode(kind: type[T], value: object, what: str) -> T:
         VerificationError: something does not fit; names the place below ``what``.
 
     """
-    return cast("T", _decode(kind, value, what))
+    try:
+        decoder: _Decoder = _decoder(cast("Any", kind))
+        return cast("T", decoder(value))
+    except _MisfitError as misfit:
+        place = what + "".join(reversed(misfit.path))
+        raise VerificationError(f"{place}: {misfit.problem}", code="malformed") from None
 
 
 def _encode_as(value: object, hint: object) -> Any:
     tagged = _tagged(hint)
     if value is not None and len(tagged) > 1:
-        name = type(value).__name__
-        return {_camel(name[0].lower() + name[1:]): encode(value)}
+        return {_tag(type(value)): encode(value)}
     return encode(value)
 
 
-def _decode(hint: object, value: object, what: str) -> object:
+class _MisfitError(Exception):
+    """A value that does not fit; every container on the way out adds its part of the path."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path: list[str] = []
+
+
+@functools.cache
+def _decoder(hint: Any) -> _Decoder:
+    """Return the function that decodes values of ``hint``: an annotation is looked at once."""
     origin = typing.get_origin(hint)
     if hint is Any or hint is object:
-        return value
+        return lambda value: value
     if origin in (typing.Union, types.UnionType):
-        return _decode_union(hint, value, what)
+        return _union_decoder(hint)
     if origin is Literal:
-        if value not in typing.get_args(hint) or isinstance(value, bool):
-            _bad(what, f"expected one of {', '.join(map(repr, typing.get_args(hint)))}")
-        return value
+        return _literal_decoder(typing.get_args(hint))
     if origin is tuple:
-        return _decode_tuple(typing.get_args(hint), value, what)
+        items = typing.get_args(hint)
+        if len(items) == 2 and items[1] is Ellipsis:
+            return _list_decoder(items[0])
+        return _tuple_decoder(items)
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
-        if not isinstance(value, dict):
-            _bad(what, "expected an object")
-        item = typing.get_args(hint)[1]
-        return {key: _decode(item, entry, f"{what}.{key}") for key, entry in value.items()}
+        return _mapping_decoder(typing.get_args(hint)[1])
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _decode_dataclass(hint, value, what)
+        return _dataclass_decoder(hint)
     supertype = getattr(hint, "__supertype__", None)  # a NewType such as Digest
     if supertype is not None:
-        return _decode(supertype, value, what)
-    return _decode_scalar(hint, value, what)
+        return _decoder(supertype)
+    return _scalar_decoder(hint)
 
 
-def _decode_scalar(hint: object, value: object, what: str) -> object:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(hint, type) or not isinstance(value, hint):
-        _bad(what, f"expected {getattr(hint, '__name__', hint)}, got {type(value).__name__}")
-    if isinstance(value, bool) and hint is not bool:
-        _bad(what, f"expected {hint.__name__}, got bool")
-    return value
+def _scalar_decoder(hint: object) -> _Decoder:
+    name = getattr(hint, "__name__", str(hint))
+
+    def scalar(value: object) -> object:
+        if type(value) is hint:
+            return value
+        if hint is float and type(value) is int:
+            return float(value)
+        raise _MisfitError(f"expected {name}, got {type(value).__name__}")
+
+    return scalar
 
 
-def _decode_union(hint: object, value: object, what: str) -> object:
-    if value is None and type(None) in typing.get_args(hint):
-        return None
+def _literal_decoder(allowed: tuple[object, ...]) -> _Decoder:
+    def literal(value: object) -> object:
+        if isinstance(value, bool) or value not in allowed:
+            raise _MisfitError(f"expected one of {', '.join(map(repr, allowed))}")
+        return value
+
+    return literal
+
+
+def _union_decoder(hint: object) -> _Decoder:
     tagged = _tagged(hint)
-    if len(tagged) > 1:
-        if not isinstance(value, dict) or len(value) != 1:
-            _bad(what, "expected an object with one member")
-        ((tag, content),) = value.items()
-        for kind in tagged:
-            if _camel(kind.__name__[0].lower() + kind.__name__[1:]) == tag:
-                return _decode(kind, content, f"{what}.{tag}")
-        _bad(what, f"unknown kind {tag[:60]!r}")
     others = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    for kind in others[:-1]:
+    optional = len(others) < len(typing.get_args(hint))
+    if len(tagged) > 1:
+        inner = _tagged_decoder(tagged)
+    else:
+        inner = _first_fit_decoder([_decoder(kind) for kind in others])
+    if optional:
+        return lambda value: None if value is None else inner(value)
+    return inner
+
+
+def _tagged_decoder(kinds: list[type]) -> _Decoder:
+    by_tag = {_tag(kind): _decoder(kind) for kind in kinds}
+
+    def tagged(value: object) -> object:
+        if not isinstance(value, dict) or len(value) != 1:
+            raise _MisfitError("expected an object with one member")
+        ((tag, content),) = value.items()
+        if tag not in by_tag:
+            raise _MisfitError(f"unknown kind {tag[:60]!r}")
         try:
-            return _decode(kind, value, what)
-        except VerificationError:
-            continue
-    return _decode(others[-1], value, what)
+            return by_tag[tag](content)
+        except _MisfitError as misfit:
+            misfit.path.append(f".{tag}")
+            raise
+
+    return tagged
 
 
-def _decode_tuple(items: tuple[object, ...], value: object, what: str) -> tuple[object, ...]:
-    if not isinstance(value, list):
-        _bad(what, "expected a list")
-    if len(items) == 2 and items[1] is Ellipsis:
-        return tuple(_decode(items[0], entry, f"{what}[{i}]") for i, entry in enumerate(value))
-    if len(items) != len(value):
-        _bad(what, f"expected {len(items)} entries, got {len(value)}")
-    return tuple(
-        _decode(item, entry, f"{what}[{i}]")
-        for i, (item, entry) in enumerate(zip(items, value, strict=True))
-    )
+def _first_fit_decoder(decoders: list[_Decoder]) -> _Decoder:
+    *first, last = decoders
+    if not first:
+        return last
+
+    def first_fit(value: object) -> object:
+        for decoder in first:
+            try:
+                return decoder(value)
+            except _MisfitError:
+                continue
+        return last(value)
+
+    return first_fit
 
 
-def _decode_dataclass(kind: type, value: object, what: str) -> object:
-    if not isinstance(value, dict):
-        _bad(what, "expected an object")
+def _list_decoder(item: object) -> _Decoder:
+    decoder = _decoder(item)
+
+    def items(value: object) -> object:
+        if not isinstance(value, list):
+            raise _MisfitError("expected a list")
+        done: list[object] = []
+        try:
+            for entry in value:
+                done.append(decoder(entry))  # noqa: PERF401 - how many are done says where
+        except _MisfitError as misfit:
+            misfit.path.append(f"[{len(done)}]")
+            raise
+        return tuple(done)
+
+    return items
+
+
+def _tuple_decoder(kinds: tuple[object, ...]) -> _Decoder:
+    decoders = [_decoder(kind) for kind in kinds]
+
+    def entries(value: object) -> object:
+        if not isinstance(value, list):
+            raise _MisfitError("expected a list")
+        if len(value) != len(decoders):
+            raise _MisfitError(f"expected {len(decoders)} entries, got {len(value)}")
+        done: list[object] = []
+        try:
+            for decoder, entry in zip(decoders, value, strict=True):
+                done.append(decoder(entry))
+        except _MisfitError as misfit:
+            misfit.path.append(f"[{len(done)}]")
+            raise
+        return tuple(done)
+
+    return entries
+
+
+def _mapping_decoder(item: object) -> _Decoder:
+    decoder = _decoder(item)
+
+    def mapping(value: object) -> object:
+        if not isinstance(value, dict):
+            raise _MisfitError("expected an object")
+        done: dict[str, object] = {}
+        for key, entry in value.items():
+            try:
+                done[key] = decoder(entry)
+            except _MisfitError as misfit:
+                misfit.path.append(f".{key}")
+                raise
+        return done
+
+    return mapping
+
+
+def _dataclass_decoder(kind: type) -> _Decoder:
     hints = _hints(kind)
-    names = {_camel(name): name for name in hints}
-    for key in value:
-        if key not in names:
-            _bad(what, f"unknown member {key[:60]!r}")
-    given = {}
-    for field in dataclasses.fields(kind):
-        key = _camel(field.name)
-        if key in value:
-            given[field.name] = _decode(hints[field.name], value[key], f"{what}.{key}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            _bad(what, f"member {key!r} is missing")
-    return kind(**given)
+    members = {_camel(name): (name, _decoder(hint)) for name, hint in hints.items()}
+    needed = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+
+    def instance(value: object) -> object:
+        if not isinstance(value, dict):
+            raise _MisfitError("expected an object")
+        given: dict[str, object] = {}
+        for key, entry in value.items():
+            if key not in members:
+                raise _MisfitError(f"unknown member {key[:60]!r}")
+            name, decoder = members[key]
+            try:
+                given[name] = decoder(entry)
+            except _MisfitError as misfit:
+                misfit.path.append(f".{key}")
+                raise
+        if not needed <= given.keys():
+            missing = next(name for name in hints if name in needed and name not in given)
+            raise _MisfitError(f"member {_camel(missing)!r} is missing")
+        return kind(**given)
+
+    return instance
 
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
+    fields = dataclasses.fields(kind)
+    if not any(isinstance(field.type, str) for field in fields):
+        return {field.name: field.type for field in fields}
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in fields}
 
 
 def _tagged(hint: object) -> list[type]:
@@ -166,11 +276,12 @@ def _tagged(hint: object) -> list[type]:
     ]
 
 
+def _tag(kind: type) -> str:
+    """Return the member that says which of a union's dataclasses an object is."""
+    return _camel(kind.__name__[0].lower() + kind.__name__[1:])
+
+
 @functools.cache
 def _camel(name: str) -> str:
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
-
-
-def _bad(what: str, problem: str) -> NoReturn:
-    raise VerificationError(f"{what}: {problem}", code="malformed")

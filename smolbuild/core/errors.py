@@ -18,8 +18,9 @@ An error has a stable ``code`` for programs, a ``message`` that says what and wh
 that says what to do.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
+
+from smolbuild.core.values import dataclass
 
 __all__ = [
     "BuildError",

@@ -5,8 +5,9 @@ on a terminal, plain lines in CI, JSON lines with ``--progress json``).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from smolbuild.core.values import dataclass
 
 __all__ = [
     "Emit",

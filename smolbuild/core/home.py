@@ -1,10 +1,10 @@
 """Where smolbuild keeps its state (``SMOLBUILD_HOME``)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.files import private_directory
+from smolbuild.core.values import dataclass
 
 __all__ = ["Home", "open_home"]
 

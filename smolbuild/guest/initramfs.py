@@ -5,11 +5,11 @@ written here: same agent and modules, same bytes, on any host.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.digest import Digest, digest_bytes, digest_value
 from smolbuild.core.files import write_atomic
+from smolbuild.core.values import dataclass
 from smolbuild.guest.agent_source import agent_digest
 from smolbuild.guest.kernel import Kernel
 

@@ -8,11 +8,11 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.digest import Digest, digest_file, digest_value
 from smolbuild.core.errors import HostError
+from smolbuild.core.values import dataclass
 
 __all__ = [
     "GUEST_MODULES",

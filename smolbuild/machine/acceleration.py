@@ -1,7 +1,8 @@
 """What guests run with on this host: the values that ``machine.accel`` finds and remembers."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from smolbuild.core.values import dataclass
 
 __all__ = ["ARCHITECTURE", "MACHINE_TYPE", "PROGRAM", "Acceleration", "Accelerator"]
 

@@ -11,11 +11,11 @@ import json
 import os
 import select
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.files import file_lock, remove_tree, try_lock
 from smolbuild.core.home import Home
+from smolbuild.core.values import dataclass
 
 __all__ = ["RunDirectory", "sweep"]
 

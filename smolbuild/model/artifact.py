@@ -7,12 +7,12 @@ downloads. A chunk without a layer is a hole: all zeros, not shipped.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from smolbuild.core.codec import decode, encode
 from smolbuild.core.digest import Digest, parse_digest
 from smolbuild.core.errors import VerificationError
+from smolbuild.core.values import dataclass
 from smolbuild.model.contract import Contract, Shape
 from smolbuild.model.egress import StepEgress
 from smolbuild.model.oci import encode_json, parse_json_object

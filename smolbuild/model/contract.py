@@ -1,7 +1,8 @@
 """What a guest sees and what a host must offer: the values that tie a checkpoint to its hosts."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from smolbuild.core.values import dataclass
 
 __all__ = ["Contract", "Shape"]
 

@@ -1,12 +1,13 @@
 """Declared files as values: what copies and step inputs name in the Smolfile's directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from smolbuild.core.canon import Json
 from smolbuild.core.digest import Digest
+from smolbuild.core.values import dataclass
 
 __all__ = ["DeclaredFiles", "FileEntry"]
 

@@ -1,6 +1,6 @@
 """What a build asked of the network, as values: for errors, the cache, the provenance."""
 
-from dataclasses import dataclass
+from smolbuild.core.values import dataclass
 
 __all__ = ["EgressRecord", "StepEgress"]
 

@@ -9,10 +9,10 @@ directory listing. Which fields of a Smolfile stay out, and why, is in ``EXCLUDE
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from smolbuild.core.canon import Json
 from smolbuild.core.digest import Digest, digest_value
+from smolbuild.core.values import dataclass
 from smolbuild.model.contract import Contract
 from smolbuild.model.declared import DeclaredFiles, FileEntry
 from smolbuild.model.durations import milliseconds

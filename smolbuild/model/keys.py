@@ -6,9 +6,9 @@ nearest known key of a mistyped one is looked up in them.
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from smolbuild.core.canon import Json
+from smolbuild.core.values import dataclass
 from smolbuild.model.durations import DURATION_PATTERN, SIZE_PATTERN
 
 __all__ = [

@@ -1,12 +1,12 @@
 """Key trees as values: their JSON form, and what changed between two of them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NoReturn, cast
 
 from smolbuild.core.canon import Json
 from smolbuild.core.digest import Digest, digest_value, hex_of, parse_digest
 from smolbuild.core.errors import VerificationError
+from smolbuild.core.values import dataclass
 
 __all__ = ["Change", "KeyTree", "Leaf", "diff_trees", "leaf", "tree_from_json"]
 

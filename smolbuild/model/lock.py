@@ -7,12 +7,12 @@ bytes are deterministic: the same lock always gives the same file.
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, cast
 
 from smolbuild.core.digest import Digest, parse_digest
 from smolbuild.core.errors import UsageError
+from smolbuild.core.values import dataclass
 from smolbuild.model.smolfile import Base, Smolfile
 
 __all__ = [

@@ -8,11 +8,12 @@ always taken over them, never over a re-serialisation.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NoReturn
 
 from smolbuild.core.digest import Digest, digest_bytes, hex_of, parse_digest
 from smolbuild.core.errors import VerificationError
+from smolbuild.core.values import dataclass
 
 __all__ = [
     "ARTIFACT_TYPE",

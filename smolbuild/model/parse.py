@@ -3,10 +3,10 @@
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild.core.errors import Problem, SmolfileError, UsageError
+from smolbuild.core.values import dataclass
 from smolbuild.model.parse_smolbuild import Ours, read_smolbuild
 from smolbuild.model.parse_upstream import Upstream, read_upstream
 from smolbuild.model.positions import NestingError, scan_positions

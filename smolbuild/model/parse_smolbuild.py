@@ -2,10 +2,11 @@
 
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, cast
 
 from smolbuild.core.errors import UsageError
+from smolbuild.core.values import dataclass
 from smolbuild.model.parse_values import (
     check_hosts,
     given,

@@ -1,9 +1,9 @@
 """The upstream part of a Smolfile: smolvm's keys, read with smolvm's rules."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, cast
 
+from smolbuild.core.values import dataclass
 from smolbuild.model.parse_values import (
     given,
     read_cidrs,

@@ -6,10 +6,11 @@ distribution specification; a short name is expanded as Docker does it.
 
 import ipaddress
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smolbuild.core.digest import Digest, parse_digest
 from smolbuild.core.errors import UsageError
+from smolbuild.core.values import dataclass
 
 __all__ = [
     "DEFAULT_TAG",

@@ -5,9 +5,11 @@ and normalised by ``model.parse``; nothing here touches the file system.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
+
+from smolbuild.core.values import dataclass
 
 __all__ = [
     "Base",

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar, cast
 
 from smolbuild.core.errors import Problem
+from smolbuild.core.values import dataclass
 from smolbuild.model.durations import parse_duration, parse_size
 from smolbuild.model.keys import Key, Kind, describe_type
 from smolbuild.model.positions import join_key

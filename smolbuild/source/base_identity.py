@@ -6,13 +6,13 @@ is imported only for bases that are images.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError
 from smolbuild.core.files import private_directory
+from smolbuild.core.values import dataclass
 from smolbuild.model.lock import Lock
 from smolbuild.model.smolfile import Smolfile
 from smolbuild.source.debian_identity import debian_digest

@@ -4,11 +4,11 @@ Formats: OCI image-spec v1.1 (``config.md``) and Docker's image specification v1
 same where it matters here.
 """
 
-from dataclasses import dataclass
 from typing import NoReturn
 
 from smolbuild.core.digest import Digest, parse_digest
 from smolbuild.core.errors import BuildError, VerificationError
+from smolbuild.core.values import dataclass
 from smolbuild.model.oci import parse_json_object
 
 __all__ = ["ARCHITECTURE", "MAX_CONFIG_BYTES", "ImageConfig", "parse_config"]

@@ -6,11 +6,11 @@ registry. A local layout or archive with several images takes a name or digest: 
 ``./image.tar:name:tag``, ``./layout@sha256:…``.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from smolbuild.core.errors import UsageError
+from smolbuild.core.values import dataclass
 from smolbuild.model.reference import parse_reference
 
 __all__ = ["ImageSource", "LocalImage", "RegistryImage", "select_image"]

@@ -1,9 +1,8 @@
 """Read an artifact of the local store as values: index, machine manifest, config."""
 
-from dataclasses import dataclass
-
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import VerificationError
+from smolbuild.core.values import dataclass
 from smolbuild.model.artifact import MAX_CONFIG_BYTES, ArtifactConfig, decode_config
 from smolbuild.model.oci import (
     ARTIFACT_TYPE,
