@@ -75,9 +75,9 @@ def fsck(image: Path) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def debugfs(image: Path, *commands: str) -> str:
+def debugfs(image: Path, *commands: str, write: bool = False) -> str:
     done = subprocess.run(
-        ["debugfs", "-f", "-", str(image)],
+        ["debugfs", *(["-w"] if write else []), "-f", "-", str(image)],
         input="\n".join(commands) + "\n",
         capture_output=True,
         check=True,
