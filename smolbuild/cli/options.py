@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,9 @@ __all__ = [
 
 _LEFT_OVER_SECONDS = 24 * 3600.0
 """Nothing that is still being written stays untouched for so long."""
+
+_SWEEP_SECONDS = 3600.0
+"""Files that became leftovers a day ago can wait so long for the next look."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,9 +91,21 @@ def home() -> Home:
 
     opened = open_home(os.environ)
     sweep(opened)
-    for directory in (opened.store / "blobs" / "sha256", opened.materialised, *_parts_of(opened)):
-        sweep_temporaries(directory, older_than=_LEFT_OVER_SECONDS)
+    stamp = opened.locks / "last-sweep"
+    if _is_due(stamp):
+        stamp.touch(mode=0o600)
+        blobs = opened.store / "blobs" / "sha256"
+        for directory in (blobs, opened.materialised, *_parts_of(opened)):
+            sweep_temporaries(directory, older_than=_LEFT_OVER_SECONDS)
     return opened
+
+
+def _is_due(stamp: Path) -> bool:
+    """Return whether nobody looked for leftovers lately: a store has thousands of files."""
+    try:
+        return abs(time.time() - stamp.stat().st_mtime) > _SWEEP_SECONDS
+    except FileNotFoundError:
+        return True
 
 
 def _parts_of(place: Home) -> list[Path]:
