@@ -32,7 +32,7 @@ enum frame { F_HELLO = 1, F_REQUEST, F_DATA, F_EOF, F_CREDIT, F_RESET, F_RESULT,
 
 enum op {
 	OP_PING = 1, OP_EXEC, OP_KILL, OP_STATUS, OP_OUTPUT, OP_PUT, OP_GET, OP_PROBE, OP_FRESHEN,
-	OP_IDENTITY, OP_FREEZE, OP_THAW, OP_SYNC, OP_QUIESCE, OP_TUNNELS, OP_SHUTDOWN,
+	OP_IDENTITY, OP_FREEZE, OP_THAW, OP_SYNC, OP_QUIESCE, OP_TUNNELS, OP_SHUTDOWN, OP_RESIZE,
 };
 
 enum code {
@@ -121,14 +121,17 @@ struct record *record_find(const char *id);
 struct record *record_add(const char *id); /* NULL: the table is full */
 
 /* job.c: child processes */
+struct window {
+	uint32_t rows, columns;
+};
 struct job {
-	bool used, keep, exited, timed_out, cgroup;
+	bool used, keep, exited, timed_out, cgroup, tty;
 	uint32_t serial;
 	struct record *record;
 	struct stream *stream;
 	pid_t pid;
 	int status;
-	int fd[3];   /* our ends: stdin, stdout, stderr; -1 when closed */
+	int fd[3];   /* our ends: stdin, stdout, stderr; of a terminal the first two; -1: closed */
 	int slot[3];
 	int64_t deadline, drain_until;
 	uint8_t *ring;
@@ -136,7 +139,8 @@ struct job {
 	bool quiet;  /* a worker: its stderr is kept for the error, not streamed */
 	void (*finish)(struct job *job); /* sends the RESULT when there is a stream */
 };
-struct job *job_start(int (*child)(void *), void *argument, bool with_stdin, uint64_t timeout_ms);
+struct job *job_start(int (*child)(void *), void *argument, bool with_stdin,
+		      const struct window *window, uint64_t timeout_ms); /* window: at a terminal */
 void job_attach(struct job *job, struct stream *s);
 void job_kill(struct job *job);
 void job_ring_send(struct job *job, struct stream *s);
@@ -146,11 +150,17 @@ void jobs_poll(void);
 void jobs_serve(void);
 void jobs_reap(void);
 
+/* pty.c */
+bool pty_open(struct job *job, int ends[3], const struct window *window); /* false: close them */
+bool pty_resize(int ours, const struct window *window);
+bool pty_control(void);
+
 /* exec.c */
 void exec_request(struct stream *s, struct reader *in);
 void kill_request(struct stream *s, struct reader *in);
 void status_request(struct stream *s, struct reader *in);
 void output_request(struct stream *s, struct reader *in);
+void resize_request(struct stream *s, struct reader *in);
 
 /* user.c: only called in the child */
 bool become_user(const char *user, char *home, size_t home_size);

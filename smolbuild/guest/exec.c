@@ -106,7 +106,7 @@ static void again(struct stream *s, struct record *record)
 }
 
 static void start(struct stream *s, const char *id, uint32_t flags, uint64_t timeout,
-		  struct call *call)
+		  struct call *call, const struct window *window)
 {
 	struct record *record = record_add(id);
 	if (!record) {
@@ -115,7 +115,8 @@ static void start(struct stream *s, const char *id, uint32_t flags, uint64_t tim
 		return;
 	}
 	bool keep = flags & EXEC_KEEP;
-	struct job *job = job_start(run, call, flags & EXEC_STDIN && !keep, keep ? 0 : timeout);
+	struct job *job = job_start(run, call, flags & EXEC_STDIN && !keep,
+				    flags & EXEC_TTY ? window : NULL, keep ? 0 : timeout);
 	if (!job) { /* it never ran: recorded as such, so that asking again does not run it either */
 		record->ended = true;
 		record->status = 126;
@@ -132,9 +133,18 @@ static void start(struct stream *s, const char *id, uint32_t flags, uint64_t tim
 		job_attach(job, s);
 }
 
+static struct window read_window(struct reader *in)
+{
+	struct window window = { .rows = read_u32(in) };
+	window.columns = read_u32(in);
+	in->bad = in->bad || window.rows > UINT16_MAX || window.columns > UINT16_MAX;
+	return window;
+}
+
 void exec_request(struct stream *s, struct reader *in)
 {
 	struct call call = { 0 };
+	struct window window = { 0 };
 	char *id = read_text(in, MAX_ID);
 	uint32_t flags = read_u32(in);
 	uint64_t timeout = read_u64(in);
@@ -143,14 +153,16 @@ void exec_request(struct stream *s, struct reader *in)
 	call.argv = read_list(in);
 	call.env = read_list(in);
 	call.offline = flags & EXEC_OFFLINE;
+	if (flags & EXEC_TTY)
+		window = read_window(in);
 	if (in->bad || !*id || !*call.workdir || !call.argv[0] || flags & ~15U)
 		stream_result(s, C_BAD_REQUEST, "malformed exec request", NULL);
-	else if (flags & EXEC_TTY)
-		stream_result(s, C_BAD_REQUEST, "terminals are not supported yet", NULL);
+	else if (flags & EXEC_TTY && flags & EXEC_KEEP)
+		stream_result(s, C_BAD_REQUEST, "a service has no terminal", NULL);
 	else if (record_find(id))
 		again(s, record_find(id));
 	else
-		start(s, id, flags, timeout, &call);
+		start(s, id, flags, timeout, &call, &window);
 	free(id);
 	free(call.workdir);
 	free(call.user);
@@ -202,4 +214,18 @@ void output_request(struct stream *s, struct reader *in)
 	if (record->job)
 		job_ring_send(record->job, s);
 	stream_result(s, C_OK, NULL, NULL);
+}
+
+void resize_request(struct stream *s, struct reader *in)
+{
+	struct record *record = named(s, in);
+	struct window window = read_window(in);
+	if (!record)
+		return;
+	if (in->bad || (record->job && !record->job->tty))
+		stream_result(s, C_BAD_REQUEST, "no terminal, or no size of one", NULL);
+	else if (record->job && record->job->fd[1] >= 0 && !pty_resize(record->job->fd[1], &window))
+		stream_result(s, C_SYSTEM, strerror(errno), NULL);
+	else /* one that has ended: its person does not know that yet */
+		stream_result(s, C_OK, NULL, NULL);
 }

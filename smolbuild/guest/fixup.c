@@ -138,7 +138,7 @@ static void finish_freshen(struct job *job)
 static void begin_worker(struct stream *s, int (*work)(void *), void *argument, uint32_t timeout,
 			 void (*finish)(struct job *))
 {
-	struct job *job = job_start(work, argument, false, timeout);
+	struct job *job = job_start(work, argument, false, NULL, timeout);
 	if (!job) {
 		stream_result(s, C_SYSTEM, strerror(errno), NULL);
 		return;

@@ -49,6 +49,8 @@ static void child_setup(const struct job *job, const int ends[3])
 	for (int i = 0; i < 3; i++) /* the ends are above 2: 0 to 2 are the console's */
 		if (dup2(ends[i], i) < 0)
 			_exit(126);
+	if (job->tty && !pty_control())
+		_exit(126);
 	if (syscall(SYS_close_range, 3U, ~0U, 0U) < 0)
 		for (int fd = 3; fd < 65536; fd++)
 			close(fd);
@@ -61,8 +63,6 @@ static void child_setup(const struct job *job, const int ends[3])
 static bool make_pipes(struct job *job, int ends[3], bool with_stdin)
 {
 	int pair[2];
-	for (int i = 0; i < 3; i++)
-		ends[i] = job->fd[i] = job->slot[i] = -1;
 	for (int i = 0; i < 3; i++) {
 		if (i == 0 && !with_stdin) {
 			ends[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -86,7 +86,8 @@ static void close_fd(int *fd)
 	*fd = -1;
 }
 
-struct job *job_start(int (*child)(void *), void *argument, bool with_stdin, uint64_t timeout_ms)
+struct job *job_start(int (*child)(void *), void *argument, bool with_stdin,
+		      const struct window *window, uint64_t timeout_ms)
 {
 	struct job *job = NULL;
 	int ends[3];
@@ -98,9 +99,11 @@ struct job *job_start(int (*child)(void *), void *argument, bool with_stdin, uin
 		errno = EAGAIN;
 		return NULL;
 	}
-	*job = (struct job){ .used = true, .serial = ++last_serial };
+	*job = (struct job){ .used = true, .serial = ++last_serial, .tty = window };
+	for (int i = 0; i < 3; i++)
+		ends[i] = job->fd[i] = job->slot[i] = -1;
 	pid_t pid = -1;
-	if (make_pipes(job, ends, with_stdin)) {
+	if (window ? pty_open(job, ends, window) : make_pipes(job, ends, with_stdin)) {
 		group_path(path, sizeof path, job->serial, "");
 		job->cgroup = is_guest && mkdir(path, 0755) == 0;
 		pid = fork();
@@ -167,8 +170,12 @@ static void on_input(void *owner)
 		close_fd(&job->fd[0]);
 		stream_drain(job->stream, -1);
 	}
-	if (stream_at_end(job->stream))
-		close_fd(&job->fd[0]);
+	if (!stream_at_end(job->stream) || job->fd[0] < 0)
+		return;
+	/* A terminal has no end, only a character that says so to who reads it line by line. */
+	if (job->tty && write(job->fd[0], "\4", 1) < 0)
+		say("end of a terminal: %s", strerror(errno));
+	close_fd(&job->fd[0]);
 }
 
 /* The host let go: an execution with an id lives on unattended, a worker is of no use to anybody. */

@@ -65,6 +65,9 @@ void request(struct stream *s, struct reader *in)
 	case OP_TUNNELS:
 		tunnels_request(s, in);
 		return;
+	case OP_RESIZE:
+		resize_request(s, in);
+		return;
 	case OP_SHUTDOWN:
 		shutdown_request(s);
 		return;

@@ -279,7 +279,7 @@ void copy_request(struct stream *s, struct reader *in, bool put_in)
 	if (in->bad || *copy.path != '/') {
 		stream_result(s, C_BAD_REQUEST, "a copy needs an absolute path in the guest", NULL);
 	} else {
-		struct job *job = job_start(work, &copy, put_in, timeout);
+		struct job *job = job_start(work, &copy, put_in, NULL, timeout);
 		if (!job) {
 			stream_result(s, C_SYSTEM, strerror(errno), NULL);
 		} else {

@@ -138,6 +138,8 @@ bool become_user(const char *user, char *home, size_t home_size)
 	}
 	size_t count = group ? 1 : groups_of(login, gid, groups);
 	groups[0] = gid;
+	if (isatty(0) && fchown(0, uid, (gid_t)-1) < 0) /* some programs open it again by its name */
+		dprintf(2, "smolbuild: the terminal stays root's: %s\n", strerror(errno));
 	if (setgroups(count, groups) < 0 || setgid(gid) < 0 || setuid(uid) < 0) {
 		dprintf(2, "smolbuild: cannot become %s: %s\n", user, strerror(errno));
 		return false;

@@ -29,6 +29,7 @@ __all__ = [
     "ProbeResult",
     "RestoreSpec",
     "Shape",
+    "Terminal",
 ]
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
@@ -90,6 +91,16 @@ class RestoreSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terminal:
+    """A terminal as the programs in it see it; 0 rows or columns: of unknown size."""
+
+    rows: int
+    columns: int
+    kind: str = "xterm"
+    """TERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
     """One execution in the guest.
 
@@ -110,6 +121,8 @@ class ExecRequest:
     """After this the execution's whole process tree is killed."""
     keep: bool = False
     """A service: return once it is started; it lives on and its last output is kept (64 KiB)."""
+    tty: Terminal | None = None
+    """Run at a terminal: output is one stream, ``stdin`` are keys (Ctrl-C is a byte of it)."""
     offline: bool = False
     """Sees nothing of a full network; an allow-list is closed by ``Machine.allow`` instead."""
 
@@ -171,6 +184,9 @@ class Machine(Protocol):
 
         A non-zero status is no error.
         """
+
+    def resize(self, exec_id: str, rows: int, columns: int) -> None:
+        """Give the terminal of an execution another size; one that ended is let be."""
 
     def service_status(self, exec_id: str) -> ExecResult | None:
         """Return how a kept execution ended, or None while it is alive."""

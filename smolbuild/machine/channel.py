@@ -36,7 +36,7 @@ _GRACE_SECONDS = 20.0
 """Added to a deadline that the agent itself keeps, before the host gives it up."""
 _KILL_SECONDS = 5.0
 _ALIVE = 2
-_EXEC_KEEP, _EXEC_STDIN, _EXEC_OFFLINE = 1, 4, 8
+_EXEC_KEEP, _EXEC_TTY, _EXEC_STDIN, _EXEC_OFFLINE = 1, 2, 4, 8
 _SSH_HOST_KEYS = 1
 _REGENERATE = {"machine-id": 0, "hostname": 0, "ssh-host-keys": _SSH_HOST_KEYS}
 
@@ -97,19 +97,7 @@ class AgentChannel:
         """
         exec_id = request.exec_id or secrets.token_hex(16)
         fed = not isinstance(request.stdin, bytes) or bool(request.stdin)
-        payload = (
-            text(exec_id)
-            + u32(
-                (_EXEC_KEEP if request.keep else 0)
-                | (_EXEC_STDIN if fed else 0)
-                | (_EXEC_OFFLINE if request.offline else 0)
-            )
-            + u64(0 if request.keep else max(1, round(request.timeout * 1000)))
-            + text(request.workdir)
-            + text(request.user)
-            + lines(request.argv)
-            + lines(tuple(f"{name}={value}" for name, value in request.env))
-        )
+        payload = _exec_fields(exec_id, request, fed=fed)
         deadline = Deadline.after(request.timeout + _GRACE_SECONDS)
         what = f"execution of {request.argv[0] if request.argv else 'nothing'}"
         with self._connection.request(what, Op.EXEC, payload, deadline) as stream:
@@ -128,6 +116,16 @@ class AgentChannel:
     def kill(self, exec_id: str, signal: int = 0, *, timeout: float = _CALL_SECONDS) -> None:
         """Send ``signal`` to an execution's first process; 0: kill its whole tree. Idempotent."""
         self._connection.call("kill", Op.KILL, text(exec_id) + u32(signal), timeout)
+
+    def resize(self, exec_id: str, rows: int, columns: int) -> None:
+        """Give the terminal of an execution another size; one that ended is let be.
+
+        Raises:
+            MachineError: besides the usual, the execution has no terminal.
+
+        """
+        payload = text(exec_id) + u32(rows) + u32(columns)
+        self._connection.call("resize", Op.RESIZE, payload, _CALL_SECONDS)
 
     def service_status(self, exec_id: str) -> ExecResult | None:
         """Return how an execution ended, or None while it is alive."""
@@ -289,6 +287,28 @@ class AgentChannel:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
+
+
+def _exec_fields(exec_id: str, request: ExecRequest, *, fed: bool) -> bytes:
+    env, tty = request.env, request.tty
+    if tty is not None and not any(name == "TERM" for name, _ in env):
+        env = (*env, ("TERM", tty.kind))
+    flags = (
+        (_EXEC_KEEP if request.keep else 0)
+        | (_EXEC_TTY if tty else 0)
+        | (_EXEC_STDIN if fed else 0)
+        | (_EXEC_OFFLINE if request.offline else 0)
+    )
+    return (
+        text(exec_id)
+        + u32(flags)
+        + u64(0 if request.keep else max(1, round(request.timeout * 1000)))
+        + text(request.workdir)
+        + text(request.user)
+        + lines(request.argv)
+        + lines(tuple(f"{name}={value}" for name, value in env))
+        + (u32(tty.rows) + u32(tty.columns) if tty else b"")
+    )
 
 
 def _feed(stream: RequestStream, source: bytes | IO[bytes], deadline: Deadline) -> None:

@@ -35,6 +35,8 @@ __all__ = ["AgentConnection"]
 _CURSOR = b"smolbuild-agent-cursor-1 "
 _JOIN_SECONDS = 30.0
 _RESET_SECONDS = 1.0
+_POLL_SECONDS = 2e6
+"""More milliseconds than this do not fit into what poll(2) takes."""
 
 
 class AgentConnection:
@@ -255,7 +257,7 @@ class AgentConnection:
 def _writable(sock: socket.socket, deadline: Deadline) -> bool:
     poller = select.poll()
     poller.register(sock, select.POLLOUT)
-    return bool(poller.poll(deadline.left() * 1000))
+    return bool(poller.poll(min(deadline.left(), _POLL_SECONDS) * 1000))
 
 
 def _parse_cursor(cursor: bytes) -> tuple[int, int]:

@@ -225,6 +225,11 @@ class FakeMachine:
             status = self._guest.results[exec_id][0]
             return ExecResult(exec_id=exec_id, status=0 if request.keep else status)
 
+    def resize(self, exec_id: str, rows: int, columns: int) -> None:
+        """Check that the execution exists; nothing here looks at a size."""
+        del rows, columns
+        self._result(exec_id)
+
     def service_status(self, exec_id: str) -> ExecResult | None:
         """Return how a kept execution ended, or None while it is alive."""
         status, ended, _ = self._result(exec_id)

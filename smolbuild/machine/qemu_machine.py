@@ -164,6 +164,11 @@ class QemuMachine:
         with self._explained(f"execution of {request.argv[0] if request.argv else 'nothing'}"):
             return self._channel.exec(request, on_output)
 
+    def resize(self, exec_id: str, rows: int, columns: int) -> None:
+        """Give the terminal of an execution another size; one that ended is let be."""
+        with self._explained("resize"):
+            self._channel.resize(exec_id, rows, columns)
+
     def service_status(self, exec_id: str) -> ExecResult | None:
         """Return how a kept execution ended, or None while it is alive."""
         with self._explained("service status"):

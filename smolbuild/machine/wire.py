@@ -77,6 +77,7 @@ class Op(IntEnum):
     QUIESCE = 14
     TUNNELS = 15
     SHUTDOWN = 16
+    RESIZE = 17
 
 
 class Code(IntEnum):

@@ -9,7 +9,7 @@ import pytest
 from engine_contract import sh
 
 from smolbuild.core.errors import MachineError
-from smolbuild.machine.base import ExecRequest, Freshen
+from smolbuild.machine.base import ExecRequest, Freshen, Terminal
 
 
 def output_of(machine, script, **options):
@@ -138,6 +138,17 @@ def test_device_nodes_and_owners_pass_both_ways(fork):
         back = tar.getmember("d/null")
     assert back.ischr()
     assert (back.devmajor, back.devminor, back.uid, back.gid) == (1, 3, 12, 34)
+
+
+def test_a_terminal_is_its_users_and_takes_keys(fork):
+    script = (
+        "busybox tty; busybox stty size; busybox stat -c %u $(busybox tty); echo $TERM;"
+        "echo self > /dev/tty; busybox stty -echo; read x; echo got $x"
+    )
+    tty = Terminal(rows=12, columns=34, kind="vt100")
+    seen = output_of(fork, script, tty=tty, user="1234", stdin=b"some ke\x7fey\r")
+    lines = seen.replace("some ke\b \bey\r\n", "").splitlines()
+    assert lines == ["/dev/pts/0", "12 34", "1234", "vt100", "self", "got some key"]
 
 
 def test_a_session_rests_and_goes_on_in_the_same_machine(fork):
