@@ -12,8 +12,16 @@ from smolbuild.core.files import write_atomic
 from smolbuild.core.values import dataclass
 from smolbuild.model.lock import Lock, encode_lock, lock_path, matches, parse_lock
 from smolbuild.model.smolfile import Smolfile
+from smolbuild.source.base_identity import has_local_base
 
-__all__ = ["LockState", "follow_base", "obtain_lock", "update_lock"]
+__all__ = [
+    "LockState",
+    "follow_base",
+    "obtain_lock",
+    "renew_lock",
+    "resolve_lock",
+    "update_lock",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +100,21 @@ def follow_base(
     return LockState(lock=lock, state="updated", reasons=(reason,))
 
 
+def renew_lock(
+    context: BuildContext, smolfile: Smolfile, lock: Lock, reasons: tuple[str, ...]
+) -> LockState:
+    """Write ``lock`` in place of the Smolfile's, and say why.
+
+    Raises:
+        SmolbuildError: it cannot be written; the old lock stays.
+
+    """
+    path = lock_path(smolfile.path)
+    context.emit(Message(level="info", text=f"{path.name} is renewed: {'; '.join(reasons)}"))
+    _store(path, lock)
+    return LockState(lock=lock, state="updated", reasons=reasons)
+
+
 def update_lock(context: BuildContext, smolfile: Smolfile) -> LockState:
     """Resolve every input anew and write the lock.
 
@@ -101,6 +124,30 @@ def update_lock(context: BuildContext, smolfile: Smolfile) -> LockState:
     """
     existed = lock_path(smolfile.path).exists()
     return LockState(lock=_write(context, smolfile), state="updated" if existed else "created")
+
+
+def resolve_lock(context: BuildContext, smolfile: Smolfile, *, local: bool = True) -> Lock:
+    """Return what the Smolfile's base and kernel stand for now. Writes nothing.
+
+    Without ``local`` an image on this host is left out: it is what it is, no name stands for it.
+
+    Raises:
+        UsageError: there is no base, or a local one does not exist.
+        RegistryError, HostError, BuildError, VerificationError: an input cannot be resolved.
+
+    """
+    # A lock that fits is the common case, and needs neither of these.
+    from smolbuild.source.base_lock import LockedBase, resolve_base
+    from smolbuild.source.kernel_package import resolve_kernel
+
+    if local or not has_local_base(smolfile):
+        base = resolve_base(
+            smolfile, cache=context.home.cache, fetcher=context.fetcher, emit=context.emit
+        )
+    else:
+        base = LockedBase()
+    kernel = None if smolfile.kernel else resolve_kernel()
+    return Lock(image=base.image, debian=base.debian, kernel=kernel)
 
 
 def _read(path: Path) -> bytes:
@@ -114,15 +161,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(context: BuildContext, smolfile: Smolfile) -> Lock:
-    # A lock that fits is the common case, and needs neither of these.
-    from smolbuild.source.base_lock import resolve_base
-    from smolbuild.source.kernel_package import resolve_kernel
-
-    base = resolve_base(
-        smolfile, cache=context.home.cache, fetcher=context.fetcher, emit=context.emit
-    )
-    kernel = None if smolfile.kernel else resolve_kernel()
-    lock = Lock(image=base.image, debian=base.debian, kernel=kernel)
+    lock = resolve_lock(context, smolfile)
     _store(lock_path(smolfile.path), lock)
     return lock
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from smolbuild.build.age import Age, age_of, oldest_delta
 from smolbuild.build.cache import StepCache
 from smolbuild.build.context import BuildContext
 from smolbuild.build.files import collect_files
@@ -52,7 +53,11 @@ class Plan:
     """Whether the only service is the image's own command, which nobody asked for by name."""
     shape: Shape
     existing: Artifact | None
-    """The local artifact that has this key already."""
+    """The local artifact that has this key already, and is not too old."""
+    age: Age | None
+    """Of the local artifact of this key, also of one that is too old; None: there is none."""
+    drift: Drift | None
+    """What is known of the base's drift; None: nobody asked."""
     changes: tuple[Change, ...] | None
     """Against the last build of this name; None when there was none."""
 
@@ -72,10 +77,12 @@ def make_plan(
     path: Path,
     *,
     locked: bool = False,
+    check_drift: bool = False,
 ) -> Plan:
     """Parse the Smolfile in ``path``, resolve every input and compute the key. Starts no machine.
 
-    The lock is written when it is missing or does not fit, unless ``locked``.
+    The lock is written when it is missing or does not fit, unless ``locked``. ``check_drift`` asks
+    now whether the base drifted (see ``drift.heed_drift``).
 
     Raises:
         SmolfileError: the Smolfile is wrong; every problem at once.
@@ -88,6 +95,7 @@ def make_plan(
     _refuse_half_networks(smolfile)
     files = collect_files(smolfile.path.parent, smolfile)
     lock = obtain_lock(context, smolfile, locked=locked)
+    lock, drift = _drift(context, smolfile, lock, locked=locked, force=check_drift)
     base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
     lock = follow_base(context, smolfile, lock, base.digest, locked=locked)
     kernel = kernel_identity(smolfile.kernel_path, lock.lock.kernel)
@@ -102,7 +110,9 @@ def make_plan(
     )
     tree = build_key_tree(inputs)
     key = provenance_key(tree)
-    existing = find_whole(context.store, key)
+    found = find_whole(context.store, key)
+    age = None if found is None else age_of(found.config, smolfile.policy, now=context.now())
+    existing = None if age is not None and age.is_over else found
     run = run_config(smolfile, base.config)
     name = smolfile.name or artifact_name(smolfile.path.parent.name)
     return Plan(
@@ -125,13 +135,16 @@ def make_plan(
             network="full" if smolfile.network.mode == "full" else "none",
         ),
         existing=existing,
+        age=age,
+        drift=drift,
         changes=() if existing is not None else _changes(context, name, tree),
     )
 
 
-def planned_steps(plan: Plan, cache: StepCache) -> tuple[PlannedStep, ...]:
+def planned_steps(plan: Plan, cache: StepCache, *, now: float) -> tuple[PlannedStep, ...]:
     """Return each step with whether it would run, and why."""
-    cached = len(cache.prefix(plan.chain))
+    since = oldest_delta(plan.smolfile.policy, now=now)
+    cached = len(cache.prefix(plan.chain, since=since))
     first_name = "" if cached >= len(plan.chain) else _link_name(plan, cached)
     steps = []
     for link, step in enumerate(plan.smolfile.steps, 1):
@@ -171,6 +184,16 @@ def _changes(context: BuildContext, name: str, tree: KeyTree) -> tuple[Change, .
     except VerificationError:
         return None
     return diff_trees(old, tree)
+
+
+def _drift(
+    context: BuildContext, smolfile: Smolfile, lock: LockState, *, locked: bool, force: bool
+) -> tuple[LockState, Drift | None]:
+    if smolfile.policy.on_base_drift is None and not force:
+        return lock, None  # the common case
+    from smolbuild.build.drift import heed_drift
+
+    return heed_drift(context, smolfile, lock, locked=locked, force=force)
 
 
 def _refuse_half_networks(smolfile: Smolfile) -> None:

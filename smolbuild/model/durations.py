@@ -2,7 +2,9 @@
 
 import re
 
-__all__ = ["DURATION_PATTERN", "SIZE_PATTERN", "milliseconds", "parse_duration", "parse_size"]
+from smolbuild.core.text import counted
+
+__all__ = ["DURATION_PATTERN", "SIZE_PATTERN", "milliseconds", "parse_duration", "parse_size", "spoken"]
 
 DURATION_PATTERN = r"[ ]*([0-9]{1,12})[ ]*(ms|s|m|h|d)?[ ]*"
 SIZE_PATTERN = r"[ ]*([0-9]{1,15})[ ]*([KMGTkmgt]i?[Bb]?|[Bb])?[ ]*"
@@ -47,6 +49,14 @@ def parse_size(value: str | int) -> int:
     if not 0 < count <= _LARGEST:
         raise ValueError("expected a size above zero and at most 1 PiB")
     return count
+
+
+def spoken(seconds: float) -> str:
+    """Return ``9 days``, ``3 hours``, ``1 minute`` or ``20 seconds``: the largest unit, whole."""
+    for noun, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return counted(int(seconds // length), noun)
+    return counted(int(seconds), "second")
 
 
 def milliseconds(seconds: float) -> int:

@@ -284,9 +284,9 @@ SMOLBUILD: Mapping[str, Shape] = {
         "max_age": _duration("Rebuild an artifact that is older."),
         "on_base_drift": Key(
             kind=Kind.TEXT,
-            about="What to do when the base's tag names another digest than the lock.",
+            about="What to do when tag, suite or kernel name something else than the lock; "
+            "without it nobody asks.",
             choices=("rebuild", "warn", "fail"),
-            default="rebuild",
         ),
         "undeclared": Key(
             kind=Kind.TEXT,

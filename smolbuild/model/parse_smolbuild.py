@@ -74,13 +74,9 @@ def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
 
 def _notice_unheeded(table: Table, ours: Ours) -> None:
     """Say of what is asked for and not yet done that it is not done: silence would be a lie."""
-    usual = Policy()
     asked = {
         "resume": ours.resume != "memory",
         "restore.hold": ours.restore.hold,
-        "policy.max_age": ours.policy.max_age is not None,
-        "policy.on_base_drift": ours.policy.on_base_drift != usual.on_base_drift,
-        "policy.undeclared": ours.policy.undeclared != usual.undeclared,
         "policy.max_ready_ms": ours.policy.max_ready_ms is not None,
         "cache.max_size": ours.cache.max_size != CachePolicy().max_size,
     }
@@ -196,10 +192,10 @@ def _restore(table: Table | None) -> RestoreContract:
 def _policy(table: Table | None) -> Policy:
     if table is None:
         return Policy()
-    drift = given(table.text("on_base_drift"), "rebuild")
+    drift = table.text("on_base_drift")
     return Policy(
         max_age=table.duration("max_age"),
-        on_base_drift=cast('Literal["rebuild", "warn", "fail"]', drift),
+        on_base_drift=cast('Literal["rebuild", "warn", "fail"] | None', drift),
         undeclared=cast('Literal["warn", "fail"]', given(table.text("undeclared"), "warn")),
         max_ready_ms=table.integer("max_ready_ms"),
     )

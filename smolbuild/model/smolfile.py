@@ -187,7 +187,8 @@ class Policy:
     """``[smolbuild.policy]``."""
 
     max_age: float | None = None
-    on_base_drift: Literal["rebuild", "warn", "fail"] = "rebuild"
+    on_base_drift: Literal["rebuild", "warn", "fail"] | None = None
+    """None: the lock is followed, and nobody asks whether tag and suite still name the same."""
     undeclared: Literal["warn", "fail"] = "warn"
     max_ready_ms: int | None = None
 

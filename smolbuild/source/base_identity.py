@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BaseIdentity",
     "base_identity",
+    "has_local_base",
     "image_of",
     "local_identity",
     "not_locked",
@@ -68,6 +69,18 @@ def base_identity(
 
     image = load_registry_image(lock.image, cache, fetcher)
     return BaseIdentity(digest=image.digest, config=image.config)
+
+
+def has_local_base(smolfile: Smolfile) -> bool:
+    """Return whether the base is an image on this host, which no lock can pin.
+
+    Raises:
+        UsageError: there is no base, or the image does not exist.
+
+    """
+    if smolfile.base is not None:
+        return False
+    return isinstance(select_image(image_of(smolfile), smolfile.path.parent), LocalImage)
 
 
 def local_identity(source: LocalImage, cache: Path) -> BaseIdentity:

@@ -700,9 +700,6 @@ def test_what_is_asked_for_and_not_done_is_said_loudly() -> None:
         [smolbuild.restore]
         hold = true
         [smolbuild.policy]
-        max_age = "7d"
-        on_base_drift = "fail"
-        undeclared = "fail"
         max_ready_ms = 100
         [smolbuild.cache]
         max_size = "1GiB"
@@ -712,9 +709,6 @@ def test_what_is_asked_for_and_not_done_is_said_loudly() -> None:
     assert {notice.key for notice in asked.notices} == {
         "smolbuild.resume",
         "smolbuild.restore.hold",
-        "smolbuild.policy.max_age",
-        "smolbuild.policy.on_base_drift",
-        "smolbuild.policy.undeclared",
         "smolbuild.policy.max_ready_ms",
         "smolbuild.cache.max_size",
     }
@@ -726,7 +720,9 @@ def test_what_is_asked_for_and_not_done_is_said_loudly() -> None:
         [smolbuild.restore]
         hold = false
         [smolbuild.policy]
+        max_age = "7d"
         on_base_drift = "rebuild"
+        undeclared = "fail"
         [smolbuild.cache]
         max_size = "20GiB"
         """
