@@ -262,7 +262,9 @@ def _set_up(
 def _borrow(cache: StepCache, plan: Plan, parts: _Parts, work: Path) -> list[CachedDelta]:
     """Link the cached deltas into ``work``, where no ``--no-cache`` build takes them away."""
     borrowed: list[CachedDelta] = []
-    for number, delta in enumerate(cache.prefix(plan.chain, parts.base.digest)):
+    for number, delta in enumerate(
+        cache.prefix(plan.chain, parts.base.digest, since=plan.oldest_delta)
+    ):
         path = work / f"cached-{number}.qcow2"
         try:
             os.link(delta.path, path)

@@ -55,16 +55,17 @@ class StepCache:
         self._root = private_directory(cache / "steps")
 
     def prefix(
-        self, chain: tuple[Digest, ...], base: Digest | None = None
+        self, chain: tuple[Digest, ...], base: Digest | None = None, *, since: float = 0.0
     ) -> tuple[CachedDelta, ...]:
         """Return the most deltas for the first entries of ``chain`` that lie on each other.
 
         Args:
             chain: keys of the disk, lowest first.
             base: digest of the base disk; without it the lowest delta may lie on any.
+            since: seconds since 1970; what was made before is not used.
 
         """
-        return self._stack(chain, None if base is None else lineage_of(base))
+        return self._stack(chain, None if base is None else lineage_of(base), since)
 
     def keep(
         self,
@@ -116,17 +117,19 @@ class StepCache:
                     path.unlink(missing_ok=True)
                     path.with_suffix(".json").unlink(missing_ok=True)
 
-    def _stack(self, chain: tuple[Digest, ...], below: str | None) -> tuple[CachedDelta, ...]:
+    def _stack(
+        self, chain: tuple[Digest, ...], below: str | None, since: float
+    ) -> tuple[CachedDelta, ...]:
         best: tuple[CachedDelta, ...] = ()
         if not chain:
             return best
         for path in sorted(self._root.glob(f"{hex_of(chain[0])}.{below or '*'}.*.*.qcow2")):
             token, size = path.name.split(".")[2:4]
-            seen = _seen(path.with_suffix(".json"))
+            seen = _seen(path.with_suffix(".json"), since)
             if seen is None or not _has_size(path, size):
                 continue
             delta = CachedDelta(path=path, token=token, egress=seen.egress)
-            found = (delta, *self._stack(chain[1:], token))
+            found = (delta, *self._stack(chain[1:], token, since))
             if len(found) > len(best):
                 best = found
             if len(best) == len(chain):
@@ -147,9 +150,11 @@ def _has_size(path: Path, size: str) -> bool:
         return False
 
 
-def _seen(path: Path) -> _Seen | None:
-    """Return what was seen, None when it is missing or damaged: then the step must run again."""
+def _seen(path: Path, since: float) -> _Seen | None:
+    """Return what was seen, None when it is missing, damaged or older: the step must run again."""
     try:
+        if path.stat().st_mtime < since:  # written with the delta, and never again
+            return None
         return decode(_Seen, json.loads(path.read_bytes()), "step cache")
     except (OSError, ValueError, VerificationError):
         return None

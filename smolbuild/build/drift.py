@@ -77,8 +77,13 @@ def heed_drift(
         return state, None
     path = _memory(context, smolfile)
     if state.state != "locked":
-        _remember(path, _Found(checked=context.now(), lock=replace(state.lock, image=None)
-            if has_local_base(smolfile) else state.lock))
+        _remember(
+            path,
+            _Found(
+                checked=context.now(),
+                lock=replace(state.lock, image=None) if has_local_base(smolfile) else state.lock,
+            ),
+        )
         return state, Drift(checked=context.now())
     found = _look(context, smolfile, path, patient=force or policy == "fail", force=force)
     if found.lock is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smolbuild.build.age import Age, age_of, oldest_delta
 from smolbuild.build.cache import StepCache
@@ -26,6 +27,9 @@ from smolbuild.source.base_identity import base_identity
 from smolbuild.source.kernel import kernel_identity
 from smolbuild.store.artifact import Artifact, find_whole, load_artifact
 from smolbuild.store.layout import last_name
+
+if TYPE_CHECKING:
+    from smolbuild.build.drift import Drift
 
 __all__ = ["Plan", "PlannedStep", "make_plan", "planned_steps"]
 
@@ -56,7 +60,9 @@ class Plan:
     """The local artifact that has this key already, and is not too old."""
     age: Age | None
     """Of the local artifact of this key, also of one that is too old; None: there is none."""
-    drift: Drift | None
+    oldest_delta: float
+    """Seconds since 1970: a step's cached disk from before is too old to be used."""
+    drift: "Drift | None"
     """What is known of the base's drift; None: nobody asked."""
     changes: tuple[Change, ...] | None
     """Against the last build of this name; None when there was none."""
@@ -136,15 +142,15 @@ def make_plan(
         ),
         existing=existing,
         age=age,
+        oldest_delta=oldest_delta(smolfile.policy, now=context.now()),
         drift=drift,
         changes=() if existing is not None else _changes(context, name, tree),
     )
 
 
-def planned_steps(plan: Plan, cache: StepCache, *, now: float) -> tuple[PlannedStep, ...]:
+def planned_steps(plan: Plan, cache: StepCache) -> tuple[PlannedStep, ...]:
     """Return each step with whether it would run, and why."""
-    since = oldest_delta(plan.smolfile.policy, now=now)
-    cached = len(cache.prefix(plan.chain, since=since))
+    cached = len(cache.prefix(plan.chain, since=plan.oldest_delta))
     first_name = "" if cached >= len(plan.chain) else _link_name(plan, cached)
     steps = []
     for link, step in enumerate(plan.smolfile.steps, 1):
@@ -153,6 +159,8 @@ def planned_steps(plan: Plan, cache: StepCache, *, now: float) -> tuple[PlannedS
             reason = "the whole artifact is there"
         elif is_cached:
             reason = "its disk is cached"
+        elif plan.age is not None and not plan.changes:
+            reason = f"the artifact is too old: {plan.age}"
         elif link > cached and plan.changes is not None:
             reason = f"{first_name} runs before it"
         else:
@@ -188,7 +196,7 @@ def _changes(context: BuildContext, name: str, tree: KeyTree) -> tuple[Change, .
 
 def _drift(
     context: BuildContext, smolfile: Smolfile, lock: LockState, *, locked: bool, force: bool
-) -> tuple[LockState, Drift | None]:
+) -> "tuple[LockState, Drift | None]":
     if smolfile.policy.on_base_drift is None and not force:
         return lock, None  # the common case
     from smolbuild.build.drift import heed_drift

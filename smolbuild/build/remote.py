@@ -17,12 +17,12 @@ answers everybody with the same one, and neither builder fails.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from smolbuild.build.age import age_of
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.plan import Plan
 from smolbuild.build.publish import publish
 from smolbuild.build.pull import fetch_head, pull_head
 from smolbuild.build.result import BuildResult
-from smolbuild.core.digest import Digest
 from smolbuild.core.errors import RegistryError, SmolbuildError, UsageError, VerificationError
 from smolbuild.core.events import Message
 from smolbuild.model.artifact import ArtifactConfig
@@ -222,7 +222,7 @@ def _there(
                 repository.repository,
                 client,
                 names=(key_name(plan.key), last_name(plan.name), *names),
-                accept=_accepts(plan.key),
+                accept=_accepts(context, plan),
                 emit=context.emit,
             )
     except RegistryError as error:
@@ -234,7 +234,9 @@ def _there(
     return done.artifact
 
 
-def _accepts(key: Digest) -> Callable[[ArtifactConfig], None]:
+def _accepts(context: BuildContext, plan: Plan) -> Callable[[ArtifactConfig], None]:
+    key = plan.key
+
     def accept(config: ArtifactConfig) -> None:
         if config.key != key or provenance_key(tree_from_json(config.key_tree)) != key:
             raise VerificationError(
@@ -242,6 +244,9 @@ def _accepts(key: Digest) -> Callable[[ArtifactConfig], None]:
                 hint="somebody moved the tag: remove it from the registry",
                 code="key-mismatch",
             )
+        age = age_of(config, plan.smolfile.policy, now=context.now())
+        if age.is_over:
+            raise VerificationError(f"the artifact there is too old: {age}", code="too-old")
 
     return accept
 

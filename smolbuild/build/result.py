@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from smolbuild.build.age import age_of
 from smolbuild.build.context import BuildContext
 from smolbuild.build.plan import Plan
 from smolbuild.core.digest import Digest
@@ -47,7 +48,7 @@ def reuse(context: BuildContext, plan: Plan, names: Sequence[str]) -> BuildResul
     """
     # None in the plan may be outdated: another build of this key may have ended since.
     artifact = plan.existing or find_whole(context.store, plan.key)
-    if artifact is None:
+    if artifact is None or age_of(artifact.config, plan.smolfile.policy, now=context.now()).is_over:
         return None
     context.store.name(artifact.index.descriptor, last_name(plan.name), *names)
     return BuildResult(artifact=artifact, names=tuple(names), origin="local")

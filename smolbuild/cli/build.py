@@ -13,6 +13,7 @@ from smolbuild.cli.context import build_context
 from smolbuild.cli.describe import sizes_of
 from smolbuild.cli.options import (
     cache_options,
+    drift_option,
     file_options,
     json_option,
     print_json,
@@ -50,6 +51,7 @@ Examples:
 @click.option("-t", "--tag", "tags", multiple=True, metavar="NAME[:TAG]", help="Local name.")
 @click.option("--push", "push_to", metavar="REF", default=None, help="Push the result to REF.")
 @click.option("--locked", is_flag=True, help="Fail if Smolfile.lock is missing or does not fit.")
+@drift_option
 @click.option("--no-cache", is_flag=True, help="Run every step and build anew.")
 @cache_options
 @click.option(
@@ -73,6 +75,7 @@ def build(
     tags: tuple[str, ...],
     push_to: str | None,
     locked: bool,
+    check_drift: bool,
     no_cache: bool,
     cache_registry: str | None,
     cache_push: bool | None,
@@ -88,7 +91,9 @@ def build(
     with render.progress(progress) as emit, build_context(emit) as context:
         phases = Phases(emit)
         with phases.phase("resolve", "resolving inputs"):
-            plan = make_plan(context, smolfile_path(file, directory), locked=locked)
+            plan = make_plan(
+                context, smolfile_path(file, directory), locked=locked, check_drift=check_drift
+            )
         _say_notices(plan, emit)
         names = _names(plan, tags)
         remote = _remote(context, plan, cache_registry, cache_push)
@@ -199,6 +204,8 @@ def _names(plan: Plan, tags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _say_notices(plan: Plan, emit: Emit) -> None:
+    if plan.age is not None and plan.age.is_over:
+        emit(Message(level="info", text=f"the artifact of this key is rebuilt: {plan.age}"))
     for notice in plan.smolfile.notices:
         file = Path(notice.file or plan.smolfile.path).name  # a sibling smolbuild.toml, perhaps
         where = f"{file}:{notice.line}: " if notice.line else ""

@@ -15,6 +15,7 @@ from smolbuild.core.home import Home, open_home
 
 __all__ = [
     "cache_options",
+    "drift_option",
     "file_options",
     "home",
     "json_option",
@@ -64,6 +65,16 @@ def cache_options(command: F) -> F:
         default=None,
         help="Look here for the artifact before building it.  [default: "
         "SMOLBUILD_CACHE_REGISTRY, then [smolbuild.cache] registry]",
+    )(command)
+
+
+def drift_option(command: F) -> F:
+    """Add ``--check-drift``."""
+    return click.option(
+        "--check-drift",
+        is_flag=True,
+        help="Ask now whether tag, suite and kernel still name what is locked. Otherwise asked at "
+        "most once an hour, where [smolbuild.policy] on_base_drift is set.",
     )(command)
 
 

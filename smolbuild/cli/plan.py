@@ -5,47 +5,74 @@ from pathlib import Path
 import click
 
 from smolbuild.build.cache import StepCache
+from smolbuild.build.context import BuildContext
 from smolbuild.build.lockfile import obtain_lock, update_lock
 from smolbuild.build.plan import Plan, make_plan, planned_steps
 from smolbuild.cli import render
 from smolbuild.cli.context import build_context
 from smolbuild.cli.describe import print_table, short
 from smolbuild.cli.options import (
+    cache_options,
+    drift_option,
     file_options,
     json_option,
     print_json,
     progress_option,
     smolfile_path,
 )
+from smolbuild.cli.policy import policy_json, policy_lines
 from smolbuild.core.digest import Digest
+from smolbuild.core.errors import UsageError
 from smolbuild.model.lock import Lock, lock_path
 from smolbuild.model.parse import parse_smolfile
 
 __all__ = ["lock", "plan"]
 
 
-@click.command(epilog="Example:  smolbuild plan --json")
+@click.command(
+    epilog="""\b
+Examples:
+  smolbuild plan --json
+  smolbuild plan --remote --check-drift
+""",
+)
 @file_options
 @click.option("--locked", is_flag=True, help="Fail if Smolfile.lock is missing or does not fit.")
+@drift_option
+@click.option("--remote", is_flag=True, help="Say whether the remote cache has the artifact.")
+@cache_options
 @json_option
 @progress_option
 def plan(
-    *, file: Path | None, directory: Path | None, locked: bool, as_json: bool, progress: str
+    *,
+    file: Path | None,
+    directory: Path | None,
+    locked: bool,
+    check_drift: bool,
+    remote: bool,
+    cache_registry: str | None,
+    as_json: bool,
+    progress: str,
 ) -> None:
     """Show the provenance key, the lock, every input with its digest, and what would run.
 
     Starts no machine. Smolfile.lock is written when it is missing or does not fit.
     """
     with render.progress(progress) as emit, build_context(emit) as context:
-        made = make_plan(context, smolfile_path(file, directory), locked=locked)
+        made = make_plan(
+            context, smolfile_path(file, directory), locked=locked, check_drift=check_drift
+        )
         cache = StepCache(context.home.cache)
-    value = plan_json(made, cache)
+        there = _remote(context, made, cache_registry) if remote else None
+    value = plan_json(made, cache, there)
     if as_json:
         print_json(value)
         return
     click.echo(f"key      {made.key}")
     click.echo(f"lock     {made.lock.state}")
     click.echo(f"artifact {_existing(made) or 'would be built'}")
+    for label, text in policy_lines(made, there):
+        click.echo(f"{label:<8} {text}")
     click.echo("\ninputs")
     print_table(
         [("  INPUT", "DIGEST")]
@@ -98,13 +125,27 @@ def _existing(made: Plan) -> Digest | None:
     return made.existing.index.descriptor.digest if made.existing else None
 
 
-def plan_json(made: Plan, cache: StepCache) -> dict[str, object]:
+def _remote(context: BuildContext, made: Plan, registry: str | None) -> str:
+    from smolbuild.build.remote import choose_cache, has_artifact
+
+    remote = choose_cache(made.smolfile.cache, context.environment, registry=registry, push=None)
+    if remote is None:
+        raise UsageError(
+            "there is no remote cache to ask",
+            hint="name one with --cache-registry or [smolbuild.cache] registry",
+            code="cache-registry",
+        )
+    return has_artifact(context, made, remote)
+
+
+def plan_json(made: Plan, cache: StepCache, remote: str | None = None) -> dict[str, object]:
     """Return the JSON of ``smolbuild plan``."""
     return {
         "name": made.name,
         "key": made.key,
         "artifact": _existing(made),
         "lock": {"state": made.lock.state, "reasons": list(made.lock.reasons)},
+        **policy_json(made, remote),
         "inputs": [
             {"name": name, "digest": item.digest, "value": item.value}
             for name, item in made.tree.leaves.items()

@@ -4,7 +4,14 @@ import re
 
 from smolbuild.core.text import counted
 
-__all__ = ["DURATION_PATTERN", "SIZE_PATTERN", "milliseconds", "parse_duration", "parse_size", "spoken"]
+__all__ = [
+    "DURATION_PATTERN",
+    "SIZE_PATTERN",
+    "milliseconds",
+    "parse_duration",
+    "parse_size",
+    "spoken",
+]
 
 DURATION_PATTERN = r"[ ]*([0-9]{1,12})[ ]*(ms|s|m|h|d)?[ ]*"
 SIZE_PATTERN = r"[ ]*([0-9]{1,15})[ ]*([KMGTkmgt]i?[Bb]?|[Bb])?[ ]*"

@@ -18,13 +18,11 @@ def lock_changes(old: Lock, new: Lock) -> tuple[str, ...]:
 def _changes(old: Lock, new: Lock) -> Iterator[str]:
     if old.image and new.image and old.image != new.image:
         before, after = old.image, new.image
-        same = before.digest == after.digest
-        was, now = (
-            (before.platform_digest, after.platform_digest)
-            if same
-            else (before.digest, after.digest)
-        )
-        yield f"{after.reference} now names {now[:_DIGITS]}, the lock has {was[:_DIGITS]}"
+        digests = (before.digest, after.digest)
+        if before.digest == after.digest:
+            digests = (before.platform_digest, after.platform_digest)
+        had, has = (digest[:_DIGITS] for digest in digests)
+        yield f"{after.reference} now names {has}, the lock has {had}"
     if old.debian and new.debian:
         yield from _debian(old.debian, new.debian)
     if old.kernel and new.kernel and old.kernel != new.kernel:

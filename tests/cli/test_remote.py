@@ -76,3 +76,25 @@ def test_a_cache_without_a_registry_is_a_usage_error(smolbuild, built, project):
     done = smolbuild("build", "-C", str(project), "--cache-push", "--json")
     assert done.status == 2
     assert done.document("error")["error"]["code"] == "cache-registry"
+
+
+def test_plan_says_what_the_policies_and_the_remote_cache_mean(
+    smolbuild, built, published, own_project
+):
+    smolfile = own_project / "Smolfile"
+    plain = smolfile.read_text()
+    smolfile.write_text(plain + '\n[smolbuild.policy]\nmax_age = "1s"\n')
+    over = smolbuild("plan", "-C", str(own_project), "--json").document("plan")
+    assert over["key"] == built["key"]
+    assert (over["artifact"], over["age"]["over"], over["age"]["limit"]) == (None, True, 1)
+    assert {step["state"] for step in over["steps"]} == {"will run"}
+    assert "older than 1s" in over["steps"][0]["why"]
+    assert (over["remote"], over["drift"]) == (None, None)
+    smolfile.write_text(plain + '\n[smolbuild.policy]\nmax_age = "7d"\n')
+    argv = ("plan", "-C", str(own_project), "--remote", "--cache-registry")
+    young = smolbuild(*argv, published, "--check-drift", "--json").document("plan")
+    assert (young["artifact"], young["age"]["over"]) == (built["digest"], False)
+    assert (young["remote"], young["drift"]["state"]) == ("yes", "none")
+    text = smolbuild(*argv, published.replace("team", "nobody")).stdout
+    assert "\nremote   no\n" in text
+    assert "limit 7d" in text

@@ -22,7 +22,7 @@ from smolbuild.build.plan import Plan
 from smolbuild.build.publish import publish
 from smolbuild.build.pull import pull_artifact
 from smolbuild.build.remote import RemoteCache, choose_cache, has_artifact, pull_remote, share
-from smolbuild.build.result import BuildResult
+from smolbuild.build.result import BuildResult, reuse
 from smolbuild.build.sign import sign_artifact
 from smolbuild.core.errors import RegistryError, UsageError
 from smolbuild.core.events import Message, silent
@@ -31,7 +31,7 @@ from smolbuild.model.key import provenance_key
 from smolbuild.model.keytree import KeyTree, leaf
 from smolbuild.model.oci import INDEX_TYPE
 from smolbuild.model.reference import parse_reference, parse_repository
-from smolbuild.model.smolfile import CachePolicy
+from smolbuild.model.smolfile import CachePolicy, Policy, Smolfile
 from smolbuild.registry.client import RegistryClient
 from smolbuild.registry.retry import RetryPolicy, Timeouts
 from smolbuild.source.fetcher import ImageFetcher
@@ -41,7 +41,7 @@ from smolbuild.trust.keys import generate_key, load_private_key
 TREE = KeyTree(leaves={"input": leaf("the same for both")})
 KEY = provenance_key(TREE)
 TAG = key_name(KEY)
-PLAN = cast("Plan", SimpleNamespace(key=KEY, name="x"))
+PLAN = cast("Plan", SimpleNamespace(key=KEY, name="x", smolfile=Smolfile(path=Path("Smolfile"))))
 TAG_PATH = f"/v2/team/env/manifests/{TAG}"
 
 
@@ -255,6 +255,26 @@ def test_without_a_trusted_key_nothing_is_used(registry, pair, desk):
     assert "no trusted keys" in refused(desk, registry.host)
 
 
+def test_an_artifact_that_is_too_old_is_not_used(registry, pair, desk):
+    pair[0].share(registry.host)
+    day = 86400.0
+    aged = cast(
+        "Plan",
+        SimpleNamespace(
+            key=KEY,
+            name="x",
+            smolfile=Smolfile(path=Path("Smolfile"), policy=Policy(max_age=7 * day)),
+        ),
+    )
+    made = 1767225600.0  # 2026-01-01
+    place = RemoteCache(repository=parse_repository(f"{registry.host}/team/env"))
+    for days, used in ((9, False), (6, True)):
+        context = replace(desk.context, now=lambda now=made + days * day: now)
+        found = pull_remote(context, aged, place, ["x:latest"], Phases(silent))
+        assert (found is not None) == used
+    assert "built 9 days ago, older than 7d" in desk.said[0]
+
+
 # -- two builders
 
 
@@ -444,3 +464,26 @@ def test_desks_read_only_unless_told_otherwise():
 def test_what_makes_no_sense_is_said(environment, registry, push):
     with pytest.raises(UsageError):
         choose_cache(CachePolicy(), environment, registry=registry, push=push)
+
+
+# -- age
+
+
+def test_a_local_artifact_that_is_too_old_is_not_reused(pair):
+    builder, day = pair[0], 86400.0
+    made = 1767225600.0  # 2026-01-01, as every packed artifact says
+    plan = cast(
+        "Plan",
+        SimpleNamespace(
+            key=KEY,
+            name="x",
+            existing=None,
+            smolfile=Smolfile(path=Path("Smolfile"), policy=Policy(max_age=7 * day)),
+        ),
+    )
+    young = replace(builder.context, now=lambda: made + 6 * day)
+    old = replace(builder.context, now=lambda: made + 8 * day)
+    assert reuse(old, plan, ["x:latest"]) is None
+    found = reuse(young, plan, ["x:latest"])
+    assert found is not None
+    assert found.artifact == builder.artifact

@@ -1,6 +1,7 @@
 """The step cache: only deltas that lie on each other are ever used together."""
 
 import itertools
+import os
 
 from smolbuild.build.cache import StepCache, lineage_of
 from smolbuild.core.digest import digest_bytes
@@ -112,3 +113,12 @@ def test_what_a_step_asked_of_the_network_comes_back_with_its_delta(tmp_path):
     # Nobody can tell any more what the step asked: it must run again.
     delta.path.with_suffix(".json").write_text("{")
     assert cache.prefix(CHAIN, BASE) == ()
+
+
+def test_what_was_made_too_long_ago_is_not_used_nor_what_lies_on_it(tmp_path):
+    cache = StepCache(tmp_path / "cache")
+    run(cache, tmp_path)
+    second = cache.prefix(CHAIN, BASE)[1].path.with_suffix(".json")
+    os.utime(second, (1000.0, 1000.0))
+    assert len(cache.prefix(CHAIN, BASE, since=1000.0)) == 3
+    assert len(cache.prefix(CHAIN, BASE, since=1001.0)) == 1
