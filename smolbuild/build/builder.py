@@ -290,7 +290,7 @@ def _freeze(
 ) -> _Frozen:
     """Start the services, wait for health, probe once more and save the machine."""
     run = _service_run(plan)
-    let_through(machine, plan.smolfile.network)
+    let_through(machine, plan.smolfile.network, within=plan.smolfile.network)
     ready = {}
     starting = f"starting {counted(len(plan.services), 'service')}"
     with phases.phase("ready", starting, when=bool(plan.services)):

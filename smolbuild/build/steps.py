@@ -13,7 +13,7 @@ from smolbuild.build.owners import guest_owners
 from smolbuild.build.tarstream import tar_stream
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError, MachineError
-from smolbuild.core.events import Emit, Output, StepFinished, StepStarted, Transfer
+from smolbuild.core.events import Emit, Message, Output, StepFinished, StepStarted, Transfer
 from smolbuild.machine.base import ExecRequest, Machine
 from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.model.artifact import RunConfig
@@ -131,7 +131,7 @@ def _run_step(
 
     network = smolfile.network_of(step)
     machine.egress_records()  # what was asked before is not this step's
-    let_through(machine, network)
+    _open_network(machine, smolfile, step, emit)
     try:
         result = machine.exec(
             ExecRequest(
@@ -144,7 +144,7 @@ def _run_step(
             ),
             on_output,
         )
-        let_through(machine, Network())
+        machine.allow(None)
     except MachineError as error:
         raise MachineError(
             f"{_where(smolfile, step)}step {step.name}: {error.message}",
@@ -171,6 +171,13 @@ def _run_step(
         code="step-timeout" if result.timed_out else "step-failed",
         details="\n".join(lines),
     )
+
+
+def _open_network(machine: Machine, smolfile: Smolfile, step: Step, emit: Emit) -> None:
+    missing = let_through(machine, smolfile.network_of(step), within=smolfile.network)
+    if missing:
+        text = f"step {step.name}: its network needs the proxy variables ({missing})"
+        emit(Message(level="warning", text=text))
 
 
 def _hint(egress: Iterable[EgressRecord], network: Network, lines: Sequence[str]) -> str:

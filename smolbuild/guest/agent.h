@@ -176,11 +176,47 @@ void probes_poll(void);
 void probes_serve(void);
 
 /* tunnel.c */
+uint32_t tunnel_stream(void); /* the number of the next stream that we open */
 void tunnels_request(struct stream *s, struct reader *in);
 void tunnels_poll(void);
 void tunnels_serve(void);
 void tunnels_reset(void);
 void tunnels_pause(bool paused);
+
+/* gateway.c: a namespace of the agent's own that takes what leaves the guest's */
+#define GATEWAY "198.18.0.1"        /* RFC 2544: addresses that are nobody's */
+#define GATEWAY_GUEST "198.18.0.2"
+enum { GATEWAY_PORTS = 3 };
+struct gateway {
+	int listeners[GATEWAY_PORTS], count;
+	int dns;         /* datagrams to port 53 of any address */
+	bool all_ports;  /* else only 53, 80 and 443 are listened on */
+};
+bool gateway_open(struct gateway *gateway); /* false: errno says why, and nothing is left of it */
+
+/* message.c: queries and answers of DNS */
+enum {
+	DNS_NAME = 254, DNS_QUERY = 512, DNS_A = 1, DNS_PTR = 12, DNS_SRV = 33,
+	DNS_OK = 0, DNS_FORMAT = 1, DNS_FAILED = 2, DNS_NO_NAME = 3, DNS_UNKNOWN = 4, DNS_REFUSED = 5,
+};
+struct question {
+	char name[DNS_NAME]; /* lower case, without a final dot */
+	uint16_t type;
+	size_t end;          /* of the question in the message; 0: there is none to repeat */
+};
+bool dns_parse(const uint8_t *query, size_t len, struct question *q, int *code);
+size_t dns_answer(uint8_t *out, const uint8_t *query, const struct question *q, int code,
+		  const uint32_t *address); /* out has room for DNS_QUERY bytes; NULL: no address */
+
+/* dns.c */
+void dns_open(int fd);
+void dns_connection(int fd);
+void dns_enable(bool enabled);
+bool dns_name_of(uint32_t address, const char **name); /* of an address in network byte order */
+void dns_reset(void);
+void dns_pause(bool paused);
+void dns_poll(void);
+void dns_serve(void);
 
 /* identity.c */
 enum identity { ID_HOSTNAME, ID_MACHINE, ID_BOOT, ID_DBUS };
@@ -201,6 +237,9 @@ void shutdown_request(struct stream *s);
 
 /* network.c */
 void network(void);
+bool interface_at(const char *name, const char *address, const char *mask);
+bool default_route(const char *gateway);
+void resolver(const char *address);
 bool leave_network(void); /* of the calling process; says why not on its standard error */
 
 /* boot.c */

@@ -16,6 +16,7 @@ from smolbuild.core.values import dataclass
 
 __all__ = [
     "GUEST_MODULES",
+    "OPTIONAL_MODULES",
     "RECORD",
     "Kernel",
     "builtin_modules",
@@ -33,6 +34,9 @@ GUEST_MODULES = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio_net", "v
 
 RECORD = "kernel.json"
 """In a cache entry: digest and module order, so that nothing is hashed when it is used again."""
+
+OPTIONAL_MODULES = ("veth",)
+"""What is loaded where the kernel has it: without veth an allow-list needs the proxy variables."""
 
 _SUFFIXES = (".ko", ".ko.xz", ".ko.zst", ".ko.gz")
 _MODULE_LIMIT = 64 << 20
@@ -96,7 +100,7 @@ def package_digest(sha256: str, modules_sha256: str | None) -> Digest:
     """
     return digest_value(
         "smolbuild.kernel-package.v1",
-        {"image": sha256, "modules": modules_sha256, "wanted": list(GUEST_MODULES)},
+        {"image": sha256, "modules": modules_sha256, "wanted": [*GUEST_MODULES, *OPTIONAL_MODULES]},
     )
 
 
@@ -155,7 +159,11 @@ def builtin_modules(directory: Path) -> frozenset[str]:
 
 
 def order_modules(
-    wanted: tuple[str, ...], available: Mapping[str, Path], builtin: AbstractSet[str]
+    wanted: tuple[str, ...],
+    available: Mapping[str, Path],
+    builtin: AbstractSet[str],
+    *,
+    optional: tuple[str, ...] = (),
 ) -> tuple[Path, ...]:
     """Return the files of ``wanted`` and of all they depend on, each after its dependencies.
 
@@ -163,6 +171,7 @@ def order_modules(
         wanted: module names with ``_``.
         available: uncompressed module files by name.
         builtin: names that are part of the kernel image.
+        optional: more names, for which there need be no module.
 
     Raises:
         HostError: a module is neither available nor built in, or the modules depend on each other
@@ -190,7 +199,7 @@ def order_modules(
         pending.pop()
         ordered[name] = path
 
-    for name in wanted:
+    for name in (*wanted, *(name for name in optional if name in available)):
         visit(name)
     return tuple(ordered.values())
 

@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <net/if.h>
 #include <net/route.h>
 #include <sched.h>
@@ -12,17 +13,17 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-static void interface_up(int fd, const char *name)
+static bool interface_up(int fd, const char *name)
 {
 	struct ifreq request = { 0 };
 	snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
 	if (ioctl(fd, SIOCGIFFLAGS, &request) < 0)
-		return;
+		return false;
 	request.ifr_flags |= IFF_UP;
-	if (ioctl(fd, SIOCSIFFLAGS, &request) < 0)
-		say("%s: %s", name, strerror(errno));
+	return ioctl(fd, SIOCSIFFLAGS, &request) == 0;
 }
 
 static void in_address(struct sockaddr *target, const char *address)
@@ -32,40 +33,82 @@ static void in_address(struct sockaddr *target, const char *address)
 	inet_pton(AF_INET, address, &in->sin_addr);
 }
 
-/* The addresses are those of QEMU's user networking. */
-static void full_network(int fd)
+static bool set_address(int fd, const char *name, const char *address, const char *mask)
 {
-	struct ifreq request = { .ifr_name = "eth0" };
-	struct rtentry route = { .rt_flags = RTF_UP | RTF_GATEWAY };
-	in_address(&request.ifr_addr, "10.0.2.15");
+	struct ifreq request = { 0 };
+	snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
+	in_address(&request.ifr_addr, address);
 	if (ioctl(fd, SIOCSIFADDR, &request) < 0)
-		return; /* no such device: a machine without network */
-	in_address(&request.ifr_netmask, "255.255.255.0");
-	ioctl(fd, SIOCSIFNETMASK, &request);
-	interface_up(fd, "eth0");
+		return false;
+	in_address(&request.ifr_netmask, mask);
+	return ioctl(fd, SIOCSIFNETMASK, &request) == 0;
+}
+
+/* Up, with this address if one is given, in the namespace of the caller. */
+bool interface_at(const char *name, const char *address, const char *mask)
+{
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	bool done = fd >= 0 && (!address || set_address(fd, name, address, mask)) &&
+		interface_up(fd, name);
+	int saved = errno;
+	close(fd);
+	errno = saved;
+	return done;
+}
+
+bool default_route(const char *gateway)
+{
+	struct rtentry route = { .rt_flags = RTF_UP | RTF_GATEWAY };
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	in_address(&route.rt_dst, "0.0.0.0");
 	in_address(&route.rt_genmask, "0.0.0.0");
-	in_address(&route.rt_gateway, "10.0.2.2");
-	if (ioctl(fd, SIOCADDRT, &route) < 0)
-		say("default route: %s", strerror(errno));
-	/* Mounted over, so that the image keeps its own file. */
-	if (access("/etc/resolv.conf", F_OK) < 0) {
-		unlink("/etc/resolv.conf");
-		write_file("/etc/resolv.conf", "", 0644);
+	in_address(&route.rt_gateway, gateway);
+	bool done = fd >= 0 && ioctl(fd, SIOCADDRT, &route) == 0;
+	int saved = errno;
+	close(fd);
+	errno = saved;
+	return done;
+}
+
+/* A link that leads nowhere stays as it is: what it leads to is made, in memory where that is. */
+static bool something_at(const char *path)
+{
+	char target[4096] = "/etc/";
+	if (access(path, F_OK) == 0)
+		return true;
+	ssize_t n = readlink(path, target + 5, sizeof target - 6);
+	char *place = target[5] == '/' ? target + 5 : target;
+	for (char *slash = place; n > 0 && (slash = strchr(slash + 1, '/'));) {
+		*slash = 0;
+		mkdir(place, 0755);
+		*slash = '/';
 	}
-	if (!write_file("/run/smolbuild/resolv.conf", "nameserver 10.0.2.3\n", 0644) ||
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+	close(fd);
+	return fd >= 0;
+}
+
+/* Mounted over, so that the image keeps its own file, and what steps write here is not in it. */
+void resolver(const char *address)
+{
+	char line[64];
+	snprintf(line, sizeof line, "nameserver %s\n", address);
+	if (!something_at("/etc/resolv.conf") ||
+	    !write_file("/run/smolbuild/resolv.conf", line, 0644) ||
 	    mount("/run/smolbuild/resolv.conf", "/etc/resolv.conf", NULL, MS_BIND, NULL) < 0)
 		say("/etc/resolv.conf: %s", strerror(errno));
 }
 
 void network(void)
 {
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (fd < 0)
-		return;
-	interface_up(fd, "lo");
-	full_network(fd);
-	close(fd);
+	if (!interface_at("lo", NULL, NULL))
+		say("lo: %s", strerror(errno));
+	/* The addresses are those of QEMU's user networking. */
+	if (!interface_at("eth0", "10.0.2.15", "255.255.255.0"))
+		return; /* no such device: a machine without network */
+	if (!default_route("10.0.2.2"))
+		say("default route: %s", strerror(errno));
+	resolver("10.0.2.3");
 }
 
 /* For one execution without network in a machine that has one: a namespace with nothing but lo. */
@@ -75,10 +118,6 @@ bool leave_network(void)
 		dprintf(2, "smolbuild: cannot take the network away: %s\n", strerror(errno));
 		return false;
 	}
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (fd >= 0) {
-		interface_up(fd, "lo");
-		close(fd);
-	}
+	interface_at("lo", NULL, NULL);
 	return true;
 }

@@ -1,4 +1,7 @@
-/* Egress: connections to a loopback port of the guest become streams to the host, which decides. */
+/*
+ * Egress: connections become streams to the host, which decides. Those to the loopback port are for
+ * its HTTP proxy; those that the gateway took say where they were going.
+ */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -9,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MAX_TUNNELS = 128 };
+enum { MAX_TUNNELS = 128, KIND_CONNECTION = 1 };
 
 struct tunnel {
 	bool used, read_done, write_done;
@@ -21,6 +24,15 @@ static struct tunnel tunnels[MAX_TUNNELS];
 static int listener = -1, listener_slot = -1;
 static bool paused;
 static uint32_t last_id = 1;
+static struct gateway gateway;
+static int gateway_slots[GATEWAY_PORTS];
+
+/* An abort, not an orderly end: the program in the guest must not take it for one. */
+static void refuse(int fd)
+{
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 }, sizeof(struct linger));
+	close(fd);
+}
 
 static void release(struct tunnel *t)
 {
@@ -58,10 +70,9 @@ static void on_input(void *owner)
 
 static void on_gone(void *owner)
 {
-	/* An abort, not an orderly end: the program in the guest must not take it for one. */
 	struct tunnel *t = owner;
-	setsockopt(t->fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 }, sizeof(struct linger));
-	release(t);
+	refuse(t->fd);
+	*t = (struct tunnel){ 0 };
 }
 
 static const struct stream_owner calls = { on_input, on_gone };
@@ -74,23 +85,58 @@ static struct tunnel *free_tunnel(void)
 	return NULL;
 }
 
-static void accept_one(void)
+uint32_t tunnel_stream(void)
+{
+	return last_id += 2;
+}
+
+static void open_tunnel(int fd, const struct result *payload)
 {
 	struct tunnel *t = free_tunnel();
-	if (!t)
-		return;
-	int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-	if (fd < 0)
-		return;
-	last_id += 2;
-	struct stream *s = stream_open(last_id);
+	uint32_t id = tunnel_stream();
+	struct stream *s = t ? stream_open(id) : NULL;
 	if (!s) {
-		close(fd);
+		refuse(fd);
 		return;
 	}
 	*t = (struct tunnel){ .used = true, .stream = s, .fd = fd, .slot = -1 };
 	stream_own(s, &calls, t);
-	port_send(F_OPEN, 0, last_id, NULL, 0);
+	port_send(F_OPEN, 0, id, payload->data, payload->len);
+}
+
+static void accept_proxy(void)
+{
+	int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	if (fd >= 0)
+		open_tunnel(fd, &(struct result){ 0 });
+}
+
+/* The address of the connection's near end is where the program in the guest wanted to go. */
+static void accept_any(int from)
+{
+	struct sockaddr_in to;
+	socklen_t len = sizeof to;
+	struct result payload = { 0 };
+	char address[INET_ADDRSTRLEN];
+	const char *host = address;
+	int fd = accept4(from, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	if (fd < 0)
+		return;
+	if (getsockname(fd, (struct sockaddr *)&to, &len) < 0) {
+		refuse(fd);
+	} else if (ntohs(to.sin_port) == 53) {
+		dns_connection(fd);
+	} else if (listener < 0) { /* closed for now */
+		refuse(fd);
+	} else {
+		inet_ntop(AF_INET, &to.sin_addr, address, sizeof address);
+		dns_name_of(to.sin_addr.s_addr, &host);
+		add_u8(&payload, KIND_CONNECTION);
+		add_text(&payload, host);
+		add_u32(&payload, ntohs(to.sin_port));
+		open_tunnel(fd, &payload);
+		result_free(&payload);
+	}
 }
 
 static void receive(struct tunnel *t)
@@ -129,6 +175,34 @@ static bool listen_on(uint32_t port)
 	return false;
 }
 
+/* Once for the life of the machine; closed, it refuses. Says what keeps it from being there. */
+static const char *open_gateway(void)
+{
+	static bool tried;
+	static const char *missing = "the agent of a guest only";
+	if (tried || !is_guest)
+		return missing;
+	tried = true;
+	missing = NULL;
+	if (!gateway_open(&gateway)) {
+		missing = errno == EOPNOTSUPP ? "the kernel has no veth" : strerror(errno);
+		return missing;
+	}
+	dns_open(gateway.dns);
+	resolver(GATEWAY);
+	if (!gateway.all_ports)
+		missing = "the kernel steers no sockets: ports 80 and 443 only";
+	return missing;
+}
+
+static void answer(struct stream *s, const char *missing)
+{
+	struct result out = { 0 };
+	add_text(&out, missing ? missing : "");
+	stream_result(s, C_OK, NULL, &out);
+	result_free(&out);
+}
+
 /* Port 0 ends it; the same port again changes nothing. */
 void tunnels_request(struct stream *s, struct reader *in)
 {
@@ -138,6 +212,8 @@ void tunnels_request(struct stream *s, struct reader *in)
 		stream_result(s, C_BAD_REQUEST, "malformed tunnel request", NULL);
 		return;
 	}
+	const char *missing = port ? open_gateway() : NULL;
+	dns_enable(port != 0);
 	if (port != current && listener >= 0) {
 		close(listener);
 		listener = -1;
@@ -149,7 +225,7 @@ void tunnels_request(struct stream *s, struct reader *in)
 		return;
 	}
 	current = port;
-	stream_result(s, C_OK, NULL, NULL);
+	answer(s, missing);
 }
 
 void tunnels_reset(void)
@@ -157,11 +233,13 @@ void tunnels_reset(void)
 	for (int i = 0; i < MAX_TUNNELS; i++)
 		if (tunnels[i].used)
 			stream_reset(tunnels[i].stream, "the egress ended");
+	dns_reset();
 }
 
 void tunnels_pause(bool value)
 {
 	paused = value;
+	dns_pause(value);
 }
 
 void tunnels_poll(void)
@@ -170,8 +248,11 @@ void tunnels_poll(void)
 	 * A paused listener keeps its queue: who connects meanwhile is served after the restore.
 	 * So does one without a free tunnel: watching what cannot be accepted would spin.
 	 */
-	bool open = listener >= 0 && !paused && free_tunnel();
-	listener_slot = open ? watch(listener, POLLIN) : -1;
+	bool open = !paused && free_tunnel();
+	listener_slot = open && listener >= 0 ? watch(listener, POLLIN) : -1;
+	for (int i = 0; i < gateway.count; i++)
+		gateway_slots[i] = open ? watch(gateway.listeners[i], POLLIN) : -1;
+	dns_poll();
 	for (struct tunnel *t = tunnels; t < tunnels + MAX_TUNNELS; t++) {
 		if (!t->used)
 			continue;
@@ -187,7 +268,11 @@ void tunnels_poll(void)
 void tunnels_serve(void)
 {
 	if (ready(listener_slot))
-		accept_one();
+		accept_proxy();
+	for (int i = 0; i < gateway.count; i++)
+		if (ready(gateway_slots[i]))
+			accept_any(gateway.listeners[i]);
+	dns_serve();
 	for (struct tunnel *t = tunnels; t < tunnels + MAX_TUNNELS; t++) {
 		if (t->used && ready(t->slot) & POLLOUT)
 			flush(t);

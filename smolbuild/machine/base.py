@@ -211,8 +211,15 @@ class Machine(Protocol):
         Port, HTTP and file probes are repeated inside the agent.
         """
 
-    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> None:
-        """Set what the egress proxy of a ``none`` machine lets through now; None: nothing."""
+    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> str:
+        """Set what the egress of a ``none`` machine lets through now; None: it is closed.
+
+        Open with an empty list it denies and records everything. Returns what keeps it from holding
+        for programs that know of no proxy; empty: nothing does.
+        """
+
+    def plug(self, *, connected: bool) -> None:
+        """Connect or cut the device of a ``full`` machine, where the guest cannot undo it."""
 
     def egress_records(self) -> tuple[EgressRecord, ...]:
         """Return what the guest asked of the network since the last call, denied requests too.

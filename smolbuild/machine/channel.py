@@ -24,7 +24,7 @@ from smolbuild.machine.base import (
 from smolbuild.machine.connection import AgentConnection
 from smolbuild.machine.probe import exec_probe, probe_fields, probe_result
 from smolbuild.machine.stream import Data, RequestStream
-from smolbuild.machine.tunnel import OnTunnel
+from smolbuild.machine.tunnel import Outside
 from smolbuild.machine.wire import Channel, Fields, Op, flag, lines, text, u32, u64
 from smolbuild.model.smolfile import ExecProbe, Probe
 
@@ -52,7 +52,7 @@ class AgentChannel:
         sock: connected to the agent's port; the channel owns it from now on.
         cursor: what ``quiesce`` returned before the checkpoint that the guest was restored from;
             None for a guest that boots, which must be greeted with ``hello`` first.
-        on_tunnel: takes over each connection that a guest program opens to the egress port.
+        outside: decides on what guest programs ask for once tunnels are enabled.
 
     Raises:
         MachineError: the cursor is not one.
@@ -64,9 +64,9 @@ class AgentChannel:
         sock: socket.socket,
         *,
         cursor: bytes | None = None,
-        on_tunnel: OnTunnel | None = None,
+        outside: Outside | None = None,
     ) -> None:
-        self._connection = AgentConnection(sock, cursor=cursor, on_tunnel=on_tunnel)
+        self._connection = AgentConnection(sock, cursor=cursor, outside=outside)
 
     # the connection
 
@@ -272,9 +272,12 @@ class AgentChannel:
         """
         return self._connection.rest(timeout=timeout)
 
-    def enable_tunnels(self, port: int = 3128) -> None:
-        """Let the agent listen on the guest's loopback ``port``. Idempotent."""
-        self._connection.call("egress", Op.TUNNELS, u32(port), _CALL_SECONDS)
+    def enable_tunnels(self, port: int = 3128) -> str:
+        """Let the agent listen on the guest's loopback ``port`` and be its gateway. Idempotent.
+
+        Returns what keeps it from being the gateway; empty when it is.
+        """
+        return self._connection.call("egress", Op.TUNNELS, u32(port), _CALL_SECONDS).text()
 
     def disable_tunnels(self) -> None:
         """Stop listening and abort what is open. Idempotent."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from smolbuild.core.clock import Deadline
 from smolbuild.core.errors import MachineError
 from smolbuild.machine.stream import RequestStream, Send
-from smolbuild.machine.tunnel import OnTunnel, TunnelPump
+from smolbuild.machine.tunnel import Outside, TunnelPump
 from smolbuild.machine.wire import (
     MAX_PAYLOAD,
     PROTOCOL_VERSION,
@@ -45,7 +45,7 @@ class AgentConnection:
     Args:
         sock: connected to the agent's port; owned by the connection from now on.
         cursor: what ``rest`` returned before the checkpoint; None for a guest that boots.
-        on_tunnel: takes over each connection that a guest program opens; None: all are refused.
+        outside: decides on what guest programs ask for; None: all is refused.
 
     Raises:
         MachineError: the cursor is not one.
@@ -57,7 +57,7 @@ class AgentConnection:
         sock: socket.socket,
         *,
         cursor: bytes | None,
-        on_tunnel: OnTunnel | None,
+        outside: Outside | None,
     ) -> None:
         self._socket = sock
         self._socket.setblocking(False)
@@ -68,7 +68,7 @@ class AgentConnection:
         self._greeting: queue.Queue[bytes] = queue.Queue(maxsize=1)
         self._gone: MachineError | None = None
         self._closing = False
-        self._tunnels = TunnelPump(self.transmit, on_tunnel)
+        self._tunnels = TunnelPump(self.transmit, outside)
         self._reader = threading.Thread(target=self._read, name="agent", daemon=True)
         self._reader.start()
 

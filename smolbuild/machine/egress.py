@@ -1,8 +1,9 @@
-"""The host's side of the allow-list: an HTTP proxy for guests without a network device.
+"""The host's side of the allow-list, for guests without a network device.
 
-Each connection that a guest program opens to 127.0.0.1:3128 arrives as one socket. One request per
-connection is served (``CONNECT`` or an absolute ``http://`` URL), checked against the allow-list,
-and carried to the checked address, or through the proxy that the host itself needs.
+Each connection of a guest program arrives as one socket: those to 127.0.0.1:3128 as a request to an
+HTTP proxy (``CONNECT`` or an absolute ``http://`` URL), all others with where they were going. One
+request per connection is served, checked against the allow-list, and carried to the checked
+address, or through the proxy that the host itself needs.
 """
 
 import contextlib
@@ -20,10 +21,12 @@ from smolbuild.machine.egress_http import (
     answer,
     parse_request,
     parse_response,
+    tunnel_request,
 )
 from smolbuild.machine.egress_route import Resolve, Route, open_route, resolve_on_host
-from smolbuild.machine.egress_rules import Rules
+from smolbuild.machine.egress_rules import Rules, normal_host
 from smolbuild.machine.relay import copy_bytes, read_head, relay
+from smolbuild.machine.tunnel import Destination
 from smolbuild.model.egress import EgressRecord
 
 __all__ = ["Egress"]
@@ -33,10 +36,11 @@ _CONNECT_SECONDS = 30.0
 _IDLE_SECONDS = 300.0
 _MAX_CONNECTIONS = 128
 _SETTLE_SECONDS = 5.0
+_HTTP, _DNS = 80, 53
 
 
 class Egress:
-    """The proxy of one machine; denies everything until ``allow``. Safe from any thread.
+    """The way out of one machine; denies everything until ``allow``. Safe from any thread.
 
     Args:
         environment: where the host's own proxy is named (``HTTPS_PROXY``, ``NO_PROXY`` …).
@@ -66,8 +70,11 @@ class Egress:
         with self._lock:
             self._rules = rules
 
-    def accept(self, connection: socket.socket) -> None:
-        """Serve ``connection`` from a thread of its own; returns at once and owns the socket."""
+    def accept(self, connection: socket.socket, destination: Destination | None = None) -> None:
+        """Serve ``connection`` from a thread of its own; returns at once and owns the socket.
+
+        ``destination`` is where it was going; None: it is for the proxy.
+        """
         with self._lock:
             full = self._closed or len(self._open) >= _MAX_CONNECTIONS
             if not full:
@@ -75,7 +82,20 @@ class Egress:
         if full:
             connection.close()
             return
-        threading.Thread(target=self._serve, args=(connection,), name="egress", daemon=True).start()
+        threading.Thread(
+            target=self._serve, args=(connection, destination), name="egress", daemon=True
+        ).start()
+
+    def resolves(self, name: str) -> bool:
+        """Return whether the guest may know an address for ``name``; nothing is resolved yet."""
+        host = normal_host(name)
+        with self._lock:
+            rules = self._rules
+        if host is not None and rules.may_ask(host):
+            return True
+        shown = host or name[:253].encode("unicode_escape").decode("ascii")
+        self._account.add(EgressRecord(host=shown, port=_DNS, status=403, denied=True))
+        return False
 
     def settle(self) -> None:
         """Abort what is open and wait until it is accounted for, at most 5 s."""
@@ -100,10 +120,10 @@ class Egress:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, destination: Destination | None) -> None:
         try:
             with contextlib.suppress(OSError):  # either end went away: there is nobody to tell
-                self._answer(connection)
+                self._answer(connection, destination)
         finally:
             self._forget(connection)
             connection.close()
@@ -113,15 +133,19 @@ class Egress:
             self._open.discard(connection)
             self._lock.notify_all()
 
-    def _answer(self, guest: socket.socket) -> None:
-        deadline = Deadline.after(_HEAD_SECONDS)
+    def _answer(self, guest: socket.socket, destination: Destination | None) -> None:
+        rest = b""
         try:
-            head, rest = read_head(guest, HEAD_LIMIT, deadline)
-            if not head:
-                return
-            request = parse_request(head)
+            if destination is not None and destination.port != _HTTP:
+                request = _direct(destination)
+            else:
+                head, rest = read_head(guest, HEAD_LIMIT, Deadline.after(_HEAD_SECONDS))
+                if not head:
+                    return
+                origin = None if destination is None else _direct(destination).host
+                request = parse_request(head, origin=origin)
         except BadRequestError as error:
-            _refuse(guest, error)
+            _refuse(guest, error, destination)
             return
         record = EgressRecord(host=request.host, port=request.port, url=request.url, status=0)
         number = self._account.begin(record)
@@ -136,11 +160,13 @@ class Egress:
                 deadline=Deadline.after(_CONNECT_SECONDS),
             )
             with self._closing(route.socket):
+                if request.tunnel and destination is None:
+                    guest.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
                 serve = self._tunnel if request.tunnel else self._forward
                 record = serve(guest, rest, request, route, record)
         except BadRequestError as error:
             record = replace(record, status=error.status, denied=error.status == 403)
-            _refuse(guest, error)
+            _refuse(guest, error, destination)
         finally:
             self._account.end(number, record)
 
@@ -153,7 +179,6 @@ class Egress:
         record: EgressRecord,
     ) -> EgressRecord:
         del request
-        guest.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
         sent, received = relay(guest, route.socket, first=rest, idle=_IDLE_SECONDS)
         return replace(record, status=200, sent=sent, received=received)
 
@@ -195,8 +220,16 @@ class Egress:
             server.close()
 
 
-def _refuse(guest: socket.socket, error: BadRequestError) -> None:
+def _direct(destination: Destination) -> ProxyRequest:
+    host = normal_host(destination.host)
+    if host is None or not 1 <= destination.port <= 65535:
+        raise BadRequestError(400, "the target is no host and port")
+    return tunnel_request(host, destination.port)
+
+
+def _refuse(guest: socket.socket, error: BadRequestError, destination: Destination | None) -> None:
     guest.settimeout(_HEAD_SECONDS)
-    guest.sendall(answer(error.status, error.text))
+    if destination is None or destination.port == _HTTP:  # else nobody there speaks HTTP
+        guest.sendall(answer(error.status, error.text))
     with contextlib.suppress(OSError):
         guest.shutdown(socket.SHUT_WR)

@@ -17,6 +17,7 @@ __all__ = [
     "answer",
     "parse_request",
     "parse_response",
+    "tunnel_request",
 ]
 
 HEAD_LIMIT = 65536
@@ -58,6 +59,8 @@ class ProxyRequest:
     """What goes on to the server, besides ``Host``."""
     body_length: int
     expects_continue: bool
+    named: str = ""
+    """What ``Host`` says, where that is not ``host``: of a server known by its address alone."""
 
     @property
     def tunnel(self) -> bool:
@@ -84,15 +87,27 @@ class ProxyRequest:
             target = f"http://{self.authority(80, host=absolute_host)}{self.path}"
         lines = [
             f"{self.method} {target} HTTP/1.1".encode("ascii"),
-            f"Host: {self.authority(80)}".encode("ascii"),
+            f"Host: {self.named or self.authority(80)}".encode("ascii"),
             *(name + b": " + value for name, value in (*self.headers, *extra)),
             b"Connection: close",
         ]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def parse_request(head: bytes) -> ProxyRequest:
+def tunnel_request(host: str, port: int) -> ProxyRequest:
+    """Return the CONNECT that a connection to ``host``, normalised, amounts to."""
+    return ProxyRequest(
+        method="CONNECT", host=host, port=port, path="", headers=(), body_length=0,
+        expects_continue=False,
+    )  # fmt: skip
+
+
+def parse_request(head: bytes, *, origin: str | None = None) -> ProxyRequest:
     """Parse the head of a request, its final empty line included.
+
+    Args:
+        head: as it came.
+        origin: the normalised host to whose port 80 it was sent; None: it was sent to the proxy.
 
     Raises:
         BadRequestError: it is malformed or ambiguous, or not meant for a proxy.
@@ -105,7 +120,11 @@ def parse_request(head: bytes) -> ProxyRequest:
     if parts[2] not in {b"HTTP/1.1", b"HTTP/1.0"}:
         raise BadRequestError(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
     method, target = parts[0].decode("ascii"), parts[1].decode("ascii")
-    if method == "CONNECT":
+    named = ""
+    if origin is not None and target.startswith("/"):
+        host, port, named = _origin(headers, origin)
+        path = target.partition("#")[0]
+    elif method == "CONNECT":
         host, port = _authority(target, None)
         path = ""
     elif target[:7].lower() == "http://":
@@ -126,6 +145,7 @@ def parse_request(head: bytes) -> ProxyRequest:
             name.lower() == b"expect" and value.lower() == b"100-continue"
             for name, value in headers
         ),
+        named=named,
     )
 
 
@@ -195,6 +215,22 @@ def _authority(text: str, default_port: int | None) -> tuple[str, int]:
     if host is None or port is None or not 1 <= port <= 65535:
         raise BadRequestError(400, "the target is no host and port")
     return host, port
+
+
+def _origin(headers: tuple[_Header, ...], origin: str) -> tuple[str, int, str]:
+    """Return host and port of a request that was sent to ``origin``, and what ``Host`` must say.
+
+    What was connected to decides nothing when the request names another host: that one is asked
+    for then. But a server known by its address alone answers for all the names it likes.
+    """
+    values = [value for name, value in headers if name.lower() == b"host"]
+    if len(values) > 1:
+        raise BadRequestError(400, "more than one Host")
+    said = values[0].decode("latin-1") if values else ""
+    host = _authority(said, 80)[0] if said else origin
+    if origin.replace(".", "").isdecimal():
+        return origin, 80, said
+    return host, 80, ""
 
 
 def _end_to_end(headers: tuple[_Header, ...]) -> tuple[_Header, ...]:

@@ -53,12 +53,15 @@ def open_route(
         BadRequestError: 403 denied, 502 or 504 not reachable.
 
     """
-    named = rules.allow_name(request.host)
-    if not named and not rules.networks:
+    if not rules.may_ask(request.host):
         raise _denied(request)
     proxy = _proxy_for(request, environment)
     if proxy is not None:
-        hop = request.host if named else str(_addresses(request, rules, resolve, deadline)[0])
+        hop = (
+            request.host
+            if rules.allow_name(request.host)
+            else str(_addresses(request, rules, resolve, deadline)[0])
+        )
         return _through(proxy, request, hop, deadline)
     return Route(socket=_connect(request, _addresses(request, rules, resolve, deadline), deadline))
 

@@ -18,6 +18,8 @@ _Network = IPv4Network | IPv6Network
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
+_NARROW = 8
+"""Bits of a network's prefix from which on it can mean the host's own or link-local addresses."""
 _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
@@ -67,6 +69,17 @@ class Rules:
             plain in network for network in self.networks if network.version == plain.version
         )
 
+    def may_ask(self, host: str) -> bool:
+        """Return whether ``host`` may be asked for at all: decided before anything is resolved.
+
+        A name that is not on the list is not even looked up, for what it says would get out that
+        way; but where every address is allowed, there is nothing to keep in.
+        """
+        address = _address(host)
+        if address is not None:
+            return self.allow_address(address)
+        return self.allow_name(host) or any(network.prefixlen == 0 for network in self.networks)
+
     def choose(
         self, host: str, addresses: Iterable[Address], *, own: frozenset[Address]
     ) -> tuple[Address, ...]:
@@ -82,8 +95,20 @@ class Rules:
         return tuple(
             address
             for address in addresses
-            if self.allow_address(address)
-            or (named and address not in own and not _special(_plain(address)))
+            if (
+                self._names(address)
+                if address in own or _special(_plain(address))
+                else named or self.allow_address(address)
+            )
+        )
+
+    def _names(self, address: Address) -> bool:
+        """Return whether a network of the list means this very address, not just all there are."""
+        plain = _plain(address)
+        return any(
+            plain in network and network.prefixlen >= _NARROW
+            for network in self.networks
+            if network.version == plain.version
         )
 
 

@@ -196,6 +196,8 @@ class FakeMachine:
         """Every execution that was not answered from a record."""
         self.allowed: tuple[tuple[str, ...] | None, tuple[str, ...]] = (None, ())
         """What ``allow`` was last called with."""
+        self.plugged = True
+        """What ``plug`` was last called with."""
         self.reached: list[EgressRecord] = []
         """What ``egress_records`` returns next."""
         self.discarded = False
@@ -299,10 +301,16 @@ class FakeMachine:
         del interval
         return self.probe(probe, timeout=deadline)
 
-    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> None:
+    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> str:
         """Remember what is allowed."""
         self._check()
         self.allowed = (hosts, cidrs)
+        return ""
+
+    def plug(self, *, connected: bool) -> None:
+        """Remember it."""
+        self._check()
+        self.plugged = connected
 
     def egress_records(self) -> tuple[EgressRecord, ...]:
         """Return ``reached`` and empty it."""

@@ -99,7 +99,7 @@ def _make_fresh(
     name = config.name.rpartition("/")[2].partition(":")[0] or "smolbuild"
     fork_id = f"{name[: _HOSTNAME - 9].rstrip('-._')}-{secrets.token_hex(4)}"
     if config.network.mode == "allow":
-        let_through(machine, config.network)
+        let_through(machine, config.network, within=config.network)
     identity = machine.freshen(
         Freshen(
             hostname=fork_id,

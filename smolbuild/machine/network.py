@@ -11,16 +11,21 @@ _PROXY = "http://127.0.0.1:3128"
 _LOCAL = "127.0.0.1,localhost,::1"
 
 
-def let_through(machine: Machine, network: Network) -> None:
-    """Open the machine's egress for what ``network`` allows; anything but an allow-list closes it.
+def let_through(machine: Machine, network: Network, *, within: Network) -> str:
+    """Open to ``network`` a machine whose own network is ``within``. Idempotent.
 
-    A full network has a device of its own and needs nothing here. Idempotent.
+    Without network, in a machine with an allow-list, what is asked for is denied and recorded; in
+    one with a full network the device is cut from the outside.
+
+    Returns what keeps an allow-list from holding for programs that know of no proxy; else empty.
     """
+    if within.mode == "full":
+        machine.plug(connected=network.mode == "full")
+        return ""
     if network.mode != "allow":
-        machine.allow(None)
-        return
+        return machine.allow(() if within.mode == "allow" else None)
     subdomains = tuple(f"*.{host}" for host in network.allow_hosts if not _is_address(host))
-    machine.allow(
+    return machine.allow(
         network.allow_hosts + subdomains + network.allow_host_patterns, network.allow_cidrs
     )
 

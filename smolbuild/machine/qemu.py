@@ -19,6 +19,7 @@ from smolbuild.machine.base import BootSpec, Contract, Disk, RestoreSpec, Shape
 from smolbuild.machine.channel import AgentChannel
 from smolbuild.machine.command import Launch
 from smolbuild.machine.egress import Egress
+from smolbuild.machine.egress_route import Resolve, resolve_on_host
 from smolbuild.machine.launch import Process, launch
 from smolbuild.machine.qemu_machine import Cursor, QemuMachine
 from smolbuild.machine.rundir import RunDirectory
@@ -42,6 +43,7 @@ class QemuEngine:
         accelerator: use this one and nothing else; None: what a functional probe finds.
         environment: where the egress proxy of machines looks for the host's own proxy
             (``HTTPS_PROXY`` …); the process's when None.
+        resolve: gives the addresses of the names that a guest may reach.
 
     """
 
@@ -52,10 +54,12 @@ class QemuEngine:
         emit: Emit,
         accelerator: Accelerator | None = None,
         environment: Mapping[str, str] | None = None,
+        resolve: Resolve = resolve_on_host,
     ) -> None:
         self._home = home
         self._emit = emit
         self._wanted = accelerator
+        self._resolve = resolve
         self._environment = os.environ if environment is None else environment
 
     def contract(self) -> Contract:
@@ -180,10 +184,10 @@ class QemuEngine:
     def _machine(
         self, process: Process, found: Acceleration, shape: Shape, *, cursor: bytes | None = None
     ) -> QemuMachine:
-        egress = Egress(environment=self._environment)
+        egress = Egress(environment=self._environment, resolve=self._resolve)
         return QemuMachine(
             process=process,
-            channel=AgentChannel(process.agent, cursor=cursor, on_tunnel=egress.accept),
+            channel=AgentChannel(process.agent, cursor=cursor, outside=egress),
             egress=egress,
             contract=self.contract(),
             tsc_khz=found.tsc_khz,

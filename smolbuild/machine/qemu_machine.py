@@ -213,15 +213,25 @@ class QemuMachine:
 
     # the network
 
-    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> None:
-        """Set what the egress proxy lets through from now on; None: nothing."""
+    def allow(self, hosts: tuple[str, ...] | None, cidrs: tuple[str, ...] = ()) -> str:
+        """Set what the egress lets through from now on; None: it is closed."""
         self._egress.allow(hosts, cidrs)
         with self._explained("the egress proxy"):
             if hosts is None:
                 self._channel.disable_tunnels()
                 self._egress.settle()
-            else:
-                self._channel.enable_tunnels()
+                return ""
+            return self._channel.enable_tunnels()
+
+    def plug(self, *, connected: bool) -> None:
+        """Connect or cut the network device of a machine that has one."""
+        if self._shape.network == "full":
+            with self._explained("the network device"):
+                self._process.qmp.command(
+                    "set_link",
+                    {"name": "net", "up": connected},
+                    deadline=Deadline.after(_QMP_SECONDS),
+                )
 
     def egress_records(self) -> tuple[EgressRecord, ...]:
         """Return what the guest asked of the network since the last call."""

@@ -1,6 +1,6 @@
-"""Connections that programs in the guest open to the host, pumped between sockets and streams.
+"""What programs in the guest ask of the outside, pumped between sockets and streams.
 
-One thread serves all of them. For each, the other end of a socket pair goes to ``on_tunnel``.
+One thread serves all of it. For each connection, one end of a socket pair goes to ``Outside``.
 """
 
 import contextlib
@@ -10,15 +10,32 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from smolbuild.core.clock import Deadline
 from smolbuild.core.errors import MachineError
-from smolbuild.machine.wire import MAX_DATA, WINDOW, Frame, FrameType, u32
+from smolbuild.machine.wire import MAX_DATA, WINDOW, Fields, Frame, FrameType, u32
 
-__all__ = ["OnTunnel", "TunnelPump"]
+__all__ = ["Destination", "Outside", "TunnelPump"]
 
-OnTunnel = Callable[[socket.socket], None]
-"""Takes a connection over, at once: it must not block, and closes the socket in the end."""
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a connection was going, as the guest says: nothing of it is checked."""
+
+    host: str
+    port: int
+
+
+class Outside(Protocol):
+    """Decides on what guest programs ask for. Neither method may block."""
+
+    def accept(self, connection: socket.socket, destination: Destination | None) -> None:
+        """Take the connection over, and close the socket in the end; None: it is for the proxy."""
+
+    def resolves(self, name: str) -> bool:
+        """Return whether the guest may know an address for ``name``, which is not checked."""
+
 
 SendFrame = Callable[[FrameType, int, int, bytes, Deadline], None]
 """Sends a frame of type, channel, stream and payload."""
@@ -26,6 +43,7 @@ SendFrame = Callable[[FrameType, int, int, bytes, Deadline], None]
 _SEND_SECONDS = 30.0
 _RESUME = threading.Event()
 _MAX_TUNNELS = 128
+_CONNECTION, _LOOKUP = 1, 2
 _FRAME_COST = 64
 """What an empty frame counts in the queue: none is free."""
 _MAX_QUEUED = 2 * _MAX_TUNNELS * WINDOW
@@ -46,9 +64,9 @@ class _Tunnel:
 class TunnelPump:
     """Pumps all tunnels of one connection; ``deliver`` never blocks."""
 
-    def __init__(self, send: SendFrame, on_tunnel: OnTunnel | None) -> None:
+    def __init__(self, send: SendFrame, outside: Outside | None) -> None:
         self._send_frame = send
-        self._on_tunnel = on_tunnel
+        self._outside = outside
         self._frames: queue.SimpleQueue[Frame | threading.Event] = queue.SimpleQueue()
         self._queued = 0
         self._counting = threading.Lock()
@@ -151,21 +169,31 @@ class TunnelPump:
                 elif self._paused is not None:
                     continue
                 elif frame.type is FrameType.OPEN:
-                    self._open(frame.stream)
+                    self._open(frame)
                 elif (found := self._tunnels.get(frame.stream)) is not None:
                     self._take(found, frame)
                     self._settle(found)
 
-    def _open(self, stream: int) -> None:
-        if self._on_tunnel is None or stream in self._tunnels or len(self._tunnels) >= _MAX_TUNNELS:
+    def _open(self, frame: Frame) -> None:
+        stream = frame.stream
+        if self._outside is None or stream in self._tunnels or len(self._tunnels) >= _MAX_TUNNELS:
             self._send(FrameType.RESET, stream, b"no egress")
+            return
+        try:
+            destination, name = _asked(frame.payload)
+        except MachineError:
+            self._send(FrameType.RESET, stream, b"malformed")
+            return
+        if name is not None:
+            permitted = self._outside.resolves(name)
+            self._send(FrameType.EOF if permitted else FrameType.RESET, stream, b"")
             return
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         tunnel = _Tunnel(stream=stream, socket=ours)
         self._tunnels[stream] = tunnel
         self._watch(tunnel)
-        self._on_tunnel(theirs)
+        self._outside.accept(theirs, destination)
 
     def _take(self, tunnel: _Tunnel, frame: Frame) -> None:
         if frame.type is FrameType.DATA:
@@ -265,3 +293,16 @@ class TunnelPump:
 
 def _cost(frame: Frame) -> int:
     return _FRAME_COST + len(frame.payload)
+
+
+def _asked(payload: bytes) -> tuple[Destination | None, str | None]:
+    """Return the destination of a connection (None: the proxy) and the name of a lookup."""
+    if not payload:
+        return None, None
+    fields = Fields(payload)
+    kind, host, number = fields.u8(), fields.text(), fields.u32()
+    if kind == _LOOKUP:
+        return None, host
+    if kind != _CONNECTION:
+        raise MachineError("the guest agent opened what nobody knows", code="agent-protocol")
+    return Destination(host, number), None

@@ -14,6 +14,7 @@ from smolbuild.core.events import Emit
 from smolbuild.core.files import private_directory
 from smolbuild.guest.kernel import (
     GUEST_MODULES,
+    OPTIONAL_MODULES,
     RECORD,
     Kernel,
     builtin_modules,
@@ -99,7 +100,9 @@ def kernel_from_path(path: Path) -> Kernel:
     if directory.is_dir():
         files = {module_name(p.name): p for p in sorted(directory.rglob("*.ko"))}
         available = {name: p for name, p in files.items() if name is not None}
-        modules = order_modules(GUEST_MODULES, available, builtin_modules(directory))
+        modules = order_modules(
+            GUEST_MODULES, available, builtin_modules(directory), optional=OPTIONAL_MODULES
+        )
     digest = kernel_digest(path, modules)
     return Kernel(
         package="", version="", vmlinuz=path, modules=modules, digest=digest, content=digest

@@ -28,6 +28,7 @@ from smolbuild.core.files import (
 from smolbuild.core.process import run
 from smolbuild.guest.kernel import (
     GUEST_MODULES,
+    OPTIONAL_MODULES,
     RECORD,
     builtin_modules,
     kernel_digest,
@@ -142,7 +143,9 @@ def _fill(directory: Path, chosen: LockedKernel) -> None:
 def _select(unpacked: Path, ready: Path) -> None:
     """Make the cache entry: the image, the modules a guest needs, and a record of their order."""
     available = {path.stem: path for path in sorted((unpacked / "modules").glob("*.ko"))}
-    modules = order_modules(GUEST_MODULES, available, builtin_modules(unpacked))
+    modules = order_modules(
+        GUEST_MODULES, available, builtin_modules(unpacked), optional=OPTIONAL_MODULES
+    )
     record = {
         "digest": kernel_digest(unpacked / "vmlinuz", modules),
         "modules": [path.name for path in modules],

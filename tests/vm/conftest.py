@@ -16,7 +16,10 @@ from smolbuild.machine.qemu import QemuEngine
 from smolbuild.source.kernel import prepare_kernel
 
 DISK_BYTES = 128 << 20
-APPLETS = ("sh", "cat", "echo", "sleep", "true", "hostname", "nc", "wget", "dd", "ls", "sync", "id")
+APPLETS = (
+    "sh", "cat", "echo", "sleep", "true", "hostname", "nc", "wget", "dd", "ls", "sync", "id",
+    "nslookup", "printf", "readlink", "ln", "rm", "ssl_client",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +41,10 @@ def base_disk(tmp_path_factory) -> Path:
     shutil.copy("/bin/busybox", root / "bin/busybox")
     for applet in APPLETS:
         (root / "bin" / applet).symlink_to("busybox")
+    escape = Path(__file__).with_name("escape.c")
+    subprocess.run(
+        ["musl-gcc", "-static", "-Os", "-o", root / "bin/escape", escape], check=True, timeout=60
+    )
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")
     disk = directory / "base.raw"

@@ -3,16 +3,31 @@
 import contextlib
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from smolbuild.guest.agent_source import agent_sources
 from smolbuild.machine.channel import AgentChannel
-from smolbuild.machine.tunnel import OnTunnel
+from smolbuild.machine.tunnel import Destination
 
 SANITIZED = ("-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+
+
+class Outside:
+    """Hands every connection to ``serve`` and knows no name."""
+
+    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
+        self._serve = serve
+
+    def accept(self, connection: socket.socket, destination: Destination | None) -> None:
+        assert destination is None
+        self._serve(connection)
+
+    def resolves(self, name: str) -> bool:
+        del name
+        return False
 
 
 class Agent:
@@ -32,8 +47,8 @@ class Agent:
             )
         self._channels: list[AgentChannel] = []
 
-    def channel(self, on_tunnel: OnTunnel | None = None) -> AgentChannel:
-        channel = AgentChannel(self.sock, on_tunnel=on_tunnel)
+    def channel(self, serve: Callable[[socket.socket], None] | None = None) -> AgentChannel:
+        channel = AgentChannel(self.sock, outside=None if serve is None else Outside(serve))
         self._channels.append(channel)
         channel.hello(10)
         return channel

@@ -171,7 +171,7 @@ def echo(connection: socket.socket) -> None:
 
 
 def test_tunnels_carry_bytes_and_half_closes(agent) -> None:
-    channel = agent.channel(on_tunnel=echo)
+    channel = agent.channel(serve=echo)
     port = free_port()
     channel.enable_tunnels(port)
     data = b"some bytes " * 100_000
@@ -195,7 +195,7 @@ def cpu_ticks(pid: int) -> int:
 
 
 def test_more_connections_than_tunnels_wait_and_cost_nothing(agent) -> None:
-    channel = agent.channel(on_tunnel=echo)
+    channel = agent.channel(serve=echo)
     port = free_port()
     channel.enable_tunnels(port)
     with contextlib.ExitStack() as stack:
@@ -218,7 +218,7 @@ def test_more_connections_than_tunnels_wait_and_cost_nothing(agent) -> None:
 
 
 def test_without_egress_a_tunnel_is_aborted(agent) -> None:
-    channel = agent.channel(on_tunnel=None)
+    channel = agent.channel(serve=None)
     port = free_port()
     channel.enable_tunnels(port)
     address = ("127.0.0.1", port)
@@ -230,7 +230,7 @@ def test_without_egress_a_tunnel_is_aborted(agent) -> None:
 
 
 def test_the_session_rests_and_goes_on(agent) -> None:
-    channel = agent.channel(on_tunnel=echo)
+    channel = agent.channel(serve=echo)
     port = free_port()
     channel.enable_tunnels(port)
     channel.exec(ExecRequest(argv=("sleep", "60"), exec_id="service", keep=True))

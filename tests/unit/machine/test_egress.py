@@ -1,3 +1,4 @@
+import contextlib
 import http.server
 import ipaddress
 import socket
@@ -6,6 +7,7 @@ import threading
 import pytest
 
 from smolbuild.machine.egress import Egress
+from smolbuild.machine.tunnel import Destination
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -82,15 +84,16 @@ def egress():
     made.close()
 
 
-def ask(egress, data, *, end=True):
+def ask(egress, data, *, end=True, to=None):
     """Send ``data`` as the guest would; return all that comes back."""
     ours, theirs = socket.socketpair()
     with ours:
         ours.settimeout(10)
-        egress.accept(theirs)
-        ours.sendall(data)
-        if end:
-            ours.shutdown(socket.SHUT_WR)
+        egress.accept(theirs, to)
+        with contextlib.suppress(BrokenPipeError):  # denied before a word was said
+            ours.sendall(data)
+            if end:
+                ours.shutdown(socket.SHUT_WR)
         got = bytearray()
         while part := ours.recv(65536):
             got += part
@@ -288,3 +291,69 @@ def test_close_ends_what_is_open_and_refuses_more(egress, echo):
     with ours:
         egress.accept(theirs)
         assert ours.recv(10) == b""
+
+
+def test_a_connection_past_the_proxy_is_carried_as_it_is(egress, echo):
+    assert ask(egress, b"\0any bytes", to=Destination("GOOD.example", echo)) == b"\0any bytes"
+    assert ask(egress, b"x", to=Destination("bad.example", echo)) == b""
+    assert ask(egress, b"x", to=Destination("not\na host", echo)) == b""
+    good, bad = settled(egress, 2)
+    assert (good.target, good.status, good.sent) == (f"good.example:{echo}", 200, 10)
+    assert (bad.target, bad.denied) == (f"bad.example:{echo}", True)
+
+
+@pytest.mark.parametrize(
+    ("to", "said", "url", "host", "status"),
+    [
+        ("good.example", b"good.example", "http://good.example/x", b"good.example", b"200"),
+        ("good.example", None, "http://good.example/x", b"good.example", b"200"),
+        # Whom the request means decides, not where the connection went.
+        ("good.example", b"bad.example", "http://bad.example/x", None, b"403"),
+        ("good.example", b"localhost", "http://localhost/x", None, b"403"),
+        ("good.example", b"a b", None, None, b"400"),
+        # A server that is allowed by its address has what names it likes.
+        ("127.0.0.1", b"name.example:80", "http://127.0.0.1/x", b"name.example:80", b"200"),
+        ("192.0.2.1", b"good.example", "http://192.0.2.1/x", None, b"403"),
+    ],
+)
+def test_plain_http_past_the_proxy(web, to, said, url, host, status):
+    proxy = {"http_proxy": f"http://127.0.0.1:{web.server_port}"}
+    egress = Egress(environment=proxy, resolve=resolve)
+    egress.allow(("good.example",), ("127.0.0.1/32",))
+    head = b"GET /x?secret HTTP/1.1\r\n" + (b"Host: %s\r\n" % said if said else b"")
+    got = ask(egress, head + b"\r\n", end=False, to=Destination(to, 80))
+    assert got.startswith(b"HTTP/1.1 " + status)
+    assert [record.url for record in settled(egress, 1 if url else 0)] == ([url] if url else [])
+    assert [headers["Host"] for _, headers in web.seen] == ([host.decode()] if host else [])
+    egress.close()
+
+
+def test_names_that_are_not_on_the_list_are_not_even_looked_up():
+    asked = []
+
+    def note(host, *, deadline):
+        del deadline
+        asked.append(host)
+        raise OSError("unknown name")
+
+    egress = Egress(environment={}, resolve=note)
+    egress.allow(("good.example",), ("192.0.2.0/24",))
+    assert egress.resolves("good.example")
+    assert not egress.resolves("secret.evil.example")
+    assert not egress.resolves("127.0.0.1")
+    assert not egress.resolves("\x1b[31m")
+    assert ask(egress, b"CONNECT secret.evil.example:53 HTTP/1.1\r\n\r\n").startswith(
+        b"HTTP/1.1 403"
+    )
+    assert asked == []
+    egress.settle()
+    assert [(r.host, r.port, r.requests) for r in egress.take_records()] == [
+        ("secret.evil.example", 53, 2),
+        ("127.0.0.1", 53, 1),
+        ("\\x1b[31m", 53, 1),
+    ]
+    egress.allow((), ("0.0.0.0/0",))
+    assert egress.resolves("any.example")
+    egress.allow(None)
+    assert not egress.resolves("good.example")
+    egress.close()

@@ -91,3 +91,22 @@ def test_a_network_allows_even_the_host_when_it_says_so():
 
 def test_an_empty_list_allows_nothing():
     assert choose(Rules(), "example.com", "203.0.113.1") == []
+
+
+def test_a_network_that_holds_everything_does_not_mean_the_host_itself():
+    rules = Rules.parse(("example.com",), ("0.0.0.0/0", "192.168.0.0/16"))
+    assert choose(rules, "x.example", "127.0.0.1", "169.254.169.254") == []
+    own = ("10.0.0.5", "192.168.0.5")
+    assert choose(rules, "x.example", "10.0.0.5", "192.168.0.5", "10.0.0.6", own=own) == [
+        "192.168.0.5",
+        "10.0.0.6",
+    ]
+
+
+def test_only_what_is_named_is_looked_up():
+    rules = Rules.parse(("example.com",), ("192.0.2.0/24",))
+    assert rules.may_ask("example.com")
+    assert rules.may_ask("192.0.2.7")
+    assert not rules.may_ask("198.51.100.7")
+    assert not rules.may_ask("data.evil.example")
+    assert Rules.parse((), ("0.0.0.0/0",)).may_ask("any.example")
