@@ -7,12 +7,13 @@ root, unless the copy says otherwise.
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 
 from smolbuild.build.ignore import IgnoreRules, parse_ignore
-from smolbuild.core.digest import digest_file
+from smolbuild.build.stat_cache import CLOCK_PREFIX, digest_files
+from smolbuild.core.digest import Digest
 from smolbuild.core.errors import Problem, SmolfileError
 from smolbuild.core.values import dataclass
 from smolbuild.model.declared import DeclaredFiles, FileEntry
@@ -25,16 +26,17 @@ __all__ = [
 ]
 
 IGNORE_FILE = ".smolbuildignore"
-_ALWAYS = (".git", ".smolbuild")
+_ALWAYS = (".git", ".smolbuild", f"{CLOCK_PREFIX}*")
 
 
-def collect_files(context: Path, smolfile: Smolfile) -> DeclaredFiles:
+def collect_files(context: Path, smolfile: Smolfile, *, cache: Path | None = None) -> DeclaredFiles:
     """Find and digest every file that copies and step inputs declare, in ``context``.
 
     The result does not depend on the order of directory listings, on mtimes, owners, the umask or
     on where ``context`` lies. Directories leave out ``.git``, the lock and what
     ``.smolbuildignore`` names; what a copy or input names itself is always taken. Symlinks are kept
-    and never followed.
+    and never followed. With ``cache`` (``Home.cache``) a file is read only when it may have changed
+    since it was (see ``build.stat_cache``).
 
     Raises:
         SmolfileError: sources that are missing, unreadable, special files or reached through a
@@ -44,19 +46,36 @@ def collect_files(context: Path, smolfile: Smolfile) -> DeclaredFiles:
     problems: list[Problem] = []
     declared = _declared(smolfile)
     rules = _ignore_rules(context, smolfile, problems)
-    finder = _Finder(context=context, rules=rules)
-    selections = {}
+    finder = _Finder(context=str(context), rules=rules)
+    selections: dict[str, list[str]] = {}
     for source, key in declared.items():
         try:
             selections[source] = finder.find(source)
         except _BadSource as error:
-            file, line = smolfile.where(key)
-            problems.append(
-                Problem(file=file, line=line, key=key, message=str(error), hint=error.hint)
-            )
+            problems.append(_problem(smolfile, key, error))
+    entries: dict[str, FileEntry] = {}
+    regular = {path: st for path, st in finder.seen.items() if stat.S_ISREG(st.st_mode)}
+    digests = digest_files(context, regular, cache)
+    for source, paths in selections.items():
+        try:
+            for path in paths:
+                if path not in entries:
+                    entries[path] = _entry(context, path, finder.seen[path], digests)
+        except _BadSource as error:
+            problems.append(_problem(smolfile, declared[source], error))
     if problems:
         raise SmolfileError(tuple(problems))
-    return DeclaredFiles(context=context, selections=selections)
+    return DeclaredFiles(
+        context=context,
+        selections={
+            source: tuple(entries[path] for path in paths) for source, paths in selections.items()
+        },
+    )
+
+
+def _problem(smolfile: Smolfile, key: str, error: "_BadSource") -> Problem:
+    file, line = smolfile.where(key)
+    return Problem(file=file, line=line, key=key, message=str(error), hint=error.hint)
 
 
 def _declared(smolfile: Smolfile) -> Mapping[str, str]:
@@ -94,81 +113,114 @@ class _BadSource(Exception):  # noqa: N818 - becomes a Problem where the key is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finder:
-    context: Path
-    rules: IgnoreRules
-    seen: dict[str, FileEntry] = field(default_factory=dict)
+    """Walks sources; ``seen`` is what ``lstat`` said of each path."""
 
-    def find(self, source: str) -> tuple[FileEntry, ...]:
+    context: str
+    rules: IgnoreRules
+    seen: dict[str, os.stat_result] = field(default_factory=dict)
+
+    def find(self, source: str) -> list[str]:
         self._refuse_symlinked_parents(source)
-        entries = []
-        pending = [source]
-        while pending:
-            path = pending.pop()
-            entry = self._entry(path, source)
-            if path != ".":
-                entries.append(entry)
-            if entry.kind == "dir":
-                pending.extend(self._children(path))
-        return tuple(sorted(entries, key=lambda entry: entry.path))
+        status = self._look(source)
+        found = [] if source == "." else [source]
+        if stat.S_ISDIR(status.st_mode):
+            pending = [source]
+            while pending:
+                self._list(pending.pop(), source, found, pending)
+        return sorted(found)
 
     def _refuse_symlinked_parents(self, source: str) -> None:
         parts = source.split("/")[:-1]
         for count in range(1, len(parts) + 1):
             parent = "/".join(parts[:count])
-            if (self.context / parent).is_symlink():
+            if Path(self.context, parent).is_symlink():
                 raise _BadSource(
                     f"{source} is reached through the symlink {parent}",
                     "name the file by its own path inside the Smolfile's directory",
                 )
 
-    def _children(self, directory: str) -> Iterator[str]:
+    def _look(self, source: str) -> os.stat_result:
         try:
-            with os.scandir(self.context / directory) as listing:
-                found = [(item.name, item.is_dir(follow_symlinks=False)) for item in listing]
+            _refuse_foreign(source)
+            status = self.seen.get(source) or os.lstat(f"{self.context}/{source}")
+        except FileNotFoundError as error:
+            raise _BadSource(
+                f"there is no {source} in the Smolfile's directory",
+                "the path is relative to the Smolfile",
+            ) from error
+        except OSError as error:
+            raise _BadSource(f"{source} cannot be read: {error.strerror}") from error
+        _refuse_special(source, status)
+        self.seen[source] = status
+        return status
+
+    def _list(self, directory: str, source: str, found: list[str], pending: list[str]) -> None:
+        """Add what lies in ``directory`` to ``found``, and its directories to ``pending`` too."""
+        prefix = "" if directory == "." else f"{directory}/"
+        try:
+            with os.scandir(f"{self.context}/{directory}") as listing:
+                for item in listing:
+                    path = prefix + item.name
+                    is_directory = item.is_dir(follow_symlinks=False)
+                    if self.rules.leaves_out(path, directory=is_directory):
+                        continue
+                    if path not in self.seen:
+                        _refuse_foreign(path)
+                        status = item.stat(follow_symlinks=False)
+                        _refuse_special(path, status)
+                        self.seen[path] = status
+                    found.append(path)
+                    if is_directory:
+                        pending.append(path)
+        except FileNotFoundError as error:
+            raise _BadSource(f"{directory} (in {source}) changed while it was listed") from error
         except OSError as error:
             raise _BadSource(f"{directory} cannot be read: {error.strerror}") from error
-        for name, is_directory in found:
-            path = name if directory == "." else f"{directory}/{name}"
-            if not self.rules.leaves_out(path, directory=is_directory):
-                yield path
 
-    def _entry(self, path: str, source: str) -> FileEntry:
-        if path not in self.seen:
-            try:
-                path.encode()
-                self.seen[path] = self._look(path)
-            except UnicodeEncodeError as error:
-                raise _BadSource(
-                    f"the file name {path!r} is not UTF-8", "rename it, or leave it out"
-                ) from error
-            except FileNotFoundError as error:
-                where = path if path == source else f"{path} (in {source})"
-                raise _BadSource(
-                    f"there is no {where} in the Smolfile's directory",
-                    "the path is relative to the Smolfile",
-                ) from error
-            except OSError as error:
-                raise _BadSource(f"{path} cannot be read: {error.strerror}") from error
-        return self.seen[path]
 
-    def _look(self, path: str) -> FileEntry:
-        full = self.context / path
-        status = full.lstat()
-        if stat.S_ISDIR(status.st_mode):
-            return FileEntry(path=path, kind="dir")
-        if stat.S_ISLNK(status.st_mode):
-            target = os.readlink(full)  # noqa: PTH115 - Path would rewrite the target
-            target.encode()
-            return FileEntry(path=path, kind="symlink", target=target)
-        if not stat.S_ISREG(status.st_mode):
-            raise _BadSource(
-                f"{path} is not a file, directory or symlink",
-                f"leave it out with {IGNORE_FILE}, or name the files one by one",
-            )
+def _refuse_foreign(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise _BadSource(
+            f"the file name {path!r} is not UTF-8", "rename it, or leave it out"
+        ) from error
+
+
+def _refuse_special(path: str, status: os.stat_result) -> None:
+    if stat.S_IFMT(status.st_mode) not in (stat.S_IFDIR, stat.S_IFLNK, stat.S_IFREG):
+        raise _BadSource(
+            f"{path} is not a file, directory or symlink",
+            f"leave it out with {IGNORE_FILE}, or name the files one by one",
+        )
+
+
+def _entry(
+    context: Path,
+    path: str,
+    status: os.stat_result,
+    digests: Mapping[str, Digest | OSError],
+) -> FileEntry:
+    if stat.S_ISDIR(status.st_mode):
+        return FileEntry(path=path, kind="dir")
+    if stat.S_ISREG(status.st_mode):
+        digest = digests[path]
+        if isinstance(digest, OSError):
+            raise _BadSource(f"{path} cannot be read: {digest.strerror}") from digest
         return FileEntry(
             path=path,
             kind="file",
             executable=bool(status.st_mode & stat.S_IXUSR),
-            digest=digest_file(full),
+            digest=digest,
             size=status.st_size,
         )
+    try:
+        target = os.readlink(context / path)  # noqa: PTH115 - Path would rewrite the target
+        target.encode()
+    except OSError as error:
+        raise _BadSource(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeEncodeError as error:
+        raise _BadSource(
+            f"the target of the symlink {path} is not UTF-8", "rename it, or leave it out"
+        ) from error
+    return FileEntry(path=path, kind="symlink", target=target)

@@ -99,7 +99,7 @@ def make_plan(
     smolfile = parse_smolfile(path, environment=context.environment)
     _refuse_secrets(smolfile)
     _refuse_half_networks(smolfile)
-    files = collect_files(smolfile.path.parent, smolfile)
+    files = collect_files(smolfile.path.parent, smolfile, cache=context.home.cache)
     lock = obtain_lock(context, smolfile, locked=locked)
     lock, drift = _drift(context, smolfile, lock, locked=locked, force=check_drift)
     base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
