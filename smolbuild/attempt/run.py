@@ -115,9 +115,11 @@ class _LiveMachines:
         self.contract = engine.contract
         self.boot = engine.boot
 
-    def restore(self, spec: RestoreSpec, *, timeout: float = 30.0) -> Machine:
+    def restore(
+        self, spec: RestoreSpec, *, own_memory: bool = False, timeout: float = 30.0
+    ) -> Machine:
         """Restore as the engine does, unless ``end`` was called."""
-        machine = self._engine.restore(spec, timeout=timeout)
+        machine = self._engine.restore(spec, own_memory=own_memory, timeout=timeout)
         with self._lock:
             if not self._ended:
                 self._machines.append(machine)

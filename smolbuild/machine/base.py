@@ -239,6 +239,14 @@ class Machine(Protocol):
         The file lies in the run directory: link or copy it before the machine is discarded.
         """
 
+    def snapshot(self, directory: Path) -> Checkpoint:
+        """Save the machine as it is into ``directory``, an empty one; it goes on running.
+
+        From then on it writes to a new overlay, as after ``snapshot_disk``, and the finished one is
+        ``Checkpoint.disk_overlay``. The files are complete, not fsynced. Whatever fails, the
+        machine goes on.
+        """
+
     def checkpoint(self, directory: Path) -> Checkpoint:
         """Sync the file systems, stop the machine and save it into ``directory``.
 
@@ -261,8 +269,13 @@ class Engine(Protocol):
     def boot(self, spec: BootSpec, *, timeout: float = 120.0) -> Machine:
         """Boot and return when the agent answers."""
 
-    def restore(self, spec: RestoreSpec, *, timeout: float = 30.0) -> Machine:
+    def restore(
+        self, spec: RestoreSpec, *, own_memory: bool = False, timeout: float = 30.0
+    ) -> Machine:
         """Restore a fork and return when the agent answers; it is not fresh yet: call ``freshen``.
+
+        Forks share the memory's file copy-on-write, and cannot be saved again. With ``own_memory``
+        the machine has a copy of it, and can be saved like one that booted.
 
         Raises:
             MachineError: code ``contract`` when the host does not offer ``spec.contract``.

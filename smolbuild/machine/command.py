@@ -65,9 +65,9 @@ class Launch:
     top: Path
     """The machine's own overlay."""
     memory: Path | None = None
-    """The checkpoint's memory; None: a new file ``memory`` beside ``top``."""
+    """The checkpoint's memory, mapped copy-on-write; None: the file ``memory`` beside ``top``."""
     restored: bool = False
-    """Map the memory copy-on-write and wait for the device state, instead of booting."""
+    """Wait for the device state instead of booting."""
     kernel: Path | None = None
     initrd: Path | None = None
     tsc_khz: int = 0
@@ -127,9 +127,9 @@ def _memory(launch: Launch) -> Mapping[str, Any]:
         "id": "ram",
         "size": launch.shape.memory_mib << 20,
         "mem-path": str(launch.memory or launch.top.with_name("memory")),
-        "share": not launch.restored,
+        "share": launch.memory is None,
     }
-    if launch.restored and not launch.reserve_swap:
+    if launch.memory is not None and not launch.reserve_swap:
         backend["reserve"] = False
     return backend
 

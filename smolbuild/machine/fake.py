@@ -142,7 +142,9 @@ class FakeEngine:
         guest.machine_id = guest.machine_id or secrets.token_hex(16)
         return self._start(guest, spec.shape, ("spawned", "greeting", "agent"))
 
-    def restore(self, spec: RestoreSpec, *, timeout: float = 30.0) -> "FakeMachine":
+    def restore(
+        self, spec: RestoreSpec, *, own_memory: bool = False, timeout: float = 30.0
+    ) -> "FakeMachine":
         """Restore from the checkpoint's memory.
 
         Raises:
@@ -160,7 +162,11 @@ class FakeEngine:
             raise MachineError("the checkpoint is damaged", code="damaged") from error
         if guest is None or not intact:
             raise MachineError("the checkpoint is damaged", code="damaged")
-        return self._start(guest, spec.shape, ("spawned", "greeting", "loaded", "running", "agent"))
+        machine = self._start(
+            guest, spec.shape, ("spawned", "greeting", "loaded", "running", "agent")
+        )
+        machine.shares_memory = not own_memory
+        return machine
 
     def _start(self, guest: _Guest, shape: Shape, milestones: tuple[str, ...]) -> "FakeMachine":
         machine = FakeMachine(
@@ -201,6 +207,8 @@ class FakeMachine:
         self.reached: list[EgressRecord] = []
         """What ``egress_records`` returns next."""
         self.discarded = False
+        self.shares_memory = False
+        """Whether it is a fork that cannot be saved."""
         self._guest = guest
         self._shape = shape
         self._directory = private_directory(directory)
@@ -344,10 +352,12 @@ class FakeMachine:
             _write_overlay(path, self._shape.disk_bytes, self._guest.encode())
             return path
 
-    def checkpoint(self, directory: Path) -> Checkpoint:
-        """Write memory (sparse), state and overlay; the machine is stopped afterwards."""
+    def snapshot(self, directory: Path) -> Checkpoint:
+        """Write memory (sparse), state and overlay; the machine goes on."""
         with self._lock:
             self._check()
+            if self.shares_memory:
+                raise MachineError("a fork shares its memory with others and cannot be saved")
             cursor = secrets.token_bytes(8)
             saved = Checkpoint(
                 memory=directory / "memory",
@@ -361,6 +371,12 @@ class FakeMachine:
                 memory.truncate(self._shape.memory_mib << 20)
             saved.state.write_bytes(_state(cursor))
             _write_overlay(saved.disk_overlay, self._shape.disk_bytes, self._guest.encode())
+            return saved
+
+    def checkpoint(self, directory: Path) -> Checkpoint:
+        """Do as ``snapshot`` does, and stop the machine."""
+        with self._lock:
+            saved = self.snapshot(directory)
             self._stopped = True
             return saved
 

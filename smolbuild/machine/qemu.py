@@ -21,6 +21,7 @@ from smolbuild.machine.command import Launch
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.egress_route import Resolve, resolve_on_host
 from smolbuild.machine.launch import Process, launch
+from smolbuild.machine.memory import copy_sparse
 from smolbuild.machine.qemu_machine import Cursor, QemuMachine
 from smolbuild.machine.rundir import RunDirectory
 from smolbuild.store.qcow2 import create_overlay
@@ -116,11 +117,15 @@ class QemuEngine:
                     raise told from error
             return machine
 
-    def restore(self, spec: RestoreSpec, *, timeout: float = 30.0) -> QemuMachine:
+    def restore(
+        self, spec: RestoreSpec, *, own_memory: bool = False, timeout: float = 30.0
+    ) -> QemuMachine:
         """Restore a fork and return when the agent answers; it is not fresh yet: call ``freshen``.
 
+        With ``own_memory`` it has a copy of the memory's file, and can be saved again.
+
         Raises:
-            HostError: QEMU is missing.
+            HostError: QEMU is missing, or the disk has no space for the copy.
             MachineError: code ``contract`` when the host does not offer ``spec.contract``; else the
                 files are damaged or the guest did not answer in ``timeout``.
 
@@ -131,10 +136,19 @@ class QemuEngine:
         cursor = Cursor.decode(spec.agent_cursor)
         self._check_contract(spec.contract, cursor, found)
         _check_memory(spec.memory, spec.shape)
-        wanted = functools.partial(Launch, restored=True, memory=spec.memory)
+        wanted = functools.partial(
+            Launch, restored=True, memory=None if own_memory else spec.memory
+        )
         with (
             spec.state.open("rb") as state,
-            self._started(wanted, found, spec.disk, spec.shape, requested) as process,
+            self._started(
+                wanted,
+                found,
+                spec.disk,
+                spec.shape,
+                requested,
+                memory=spec.memory if own_memory else None,
+            ) as process,
             _owned(self._machine(process, found, spec.shape, cursor=cursor.session)) as machine,
         ):
             try:
@@ -151,12 +165,21 @@ class QemuEngine:
         disk: Disk,
         shape: Shape,
         requested: float,
+        *,
+        memory: Path | None = None,
     ) -> Iterator[Process]:
-        """Give a started QEMU; an error inside the block ends it and leaves nothing."""
+        """Give a started QEMU; an error inside the block ends it and leaves nothing.
+
+        With ``memory`` it begins with a copy of that file.
+        """
         directory = RunDirectory.create(self._home)
         try:
             top = directory.path / "disk0.qcow2"
             create_overlay(top, shape.disk_bytes)
+            if memory is not None:
+                needed = memory.stat().st_blocks * 512
+                require_space(self._home.run, needed, what="the machine's memory")
+                copy_sparse(memory, directory.path / "memory")
             process = launch(
                 wanted(
                     machine_id=directory.id,

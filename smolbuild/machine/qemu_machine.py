@@ -251,41 +251,66 @@ class QemuMachine:
             finally:
                 self._channel.thaw()
 
+    def snapshot(self, directory: Path) -> Checkpoint:
+        """Save the machine as it is into ``directory``; it goes on running on a new overlay.
+
+        The files are not fsynced. Raises as ``checkpoint`` does; the machine goes on all the same.
+        """
+        with self._paused(directory, "the snapshot") as saved:
+            try:
+                # Before the state is saved: after it QEMU has given the disk up until it goes on.
+                finished = self._new_overlay()
+                self._save(saved, finished, sync=False)
+            finally:
+                self._process.qmp.command("cont", deadline=Deadline.after(_QMP_SECONDS))
+            return saved
+
     def checkpoint(self, directory: Path) -> Checkpoint:
         """Sync the file systems, stop the machine and save it into ``directory``.
 
         Raises:
             HostError: no space left.
             OSError: a file of the checkpoint exists or cannot be written.
-            MachineError: the machine was itself restored, the guest does not sync, or QEMU cannot
-                save it.
+            MachineError: it is a fork that shares its memory, the guest does not sync, or QEMU
+                cannot save it.
 
         """
-        memory = self._process.directory.path / "memory"
+        with self._paused(directory, "the checkpoint") as saved:
+            self._save(saved, self._overlays[-1], sync=True)
+            fsync_directory(directory)
+            return saved
+
+    @contextlib.contextmanager
+    def _paused(self, directory: Path, doing: str) -> Iterator[Checkpoint]:
+        """Stop the machine at rest and give the files that it is to be saved in."""
+        memory = self._memory()
         if not memory.exists():
             raise MachineError(
-                "a restored machine has no memory file of its own and cannot be saved",
-                hint="boot a machine to make a checkpoint of it",
+                "a fork shares its memory with others and cannot be saved",
+                hint="boot a machine to make a checkpoint of it, or restore it with its own memory",
             )
-        require_space(directory, memory.stat().st_blocks * 512, what="the checkpoint")
-        with self._lock, self._explained("the checkpoint"):
+        require_space(directory, memory.stat().st_blocks * 512, what=doing)
+        with self._lock, self._explained(doing):
             # Synced, not frozen: memory and disk are saved at one instant anyway, and a frozen
             # file system costs every fork some 20 ms of thawing in a cold kernel.
             self._channel.sync(timeout=_FREEZE_SECONDS)
             cursor = Cursor(session=self._channel.quiesce(), tsc_khz=self._tsc_khz)
-            saved = Checkpoint(
+            self._process.qmp.command("stop", deadline=Deadline.after(_QMP_SECONDS))
+            yield Checkpoint(
                 memory=directory / "memory",
                 state=directory / "state",
                 disk_overlay=directory / "disk.qcow2",
                 contract=self._contract,
                 agent_cursor=cursor.encode(),
             )
-            self._process.qmp.command("stop", deadline=Deadline.after(_QMP_SECONDS))
-            self._save_state(saved.state)
-            save_sparse(memory, saved.memory)
-            _keep(self._overlays[-1], saved.disk_overlay)
-            fsync_directory(directory)
-            return saved
+
+    def _save(self, saved: Checkpoint, overlay: Path, *, sync: bool) -> None:
+        self._save_state(saved.state, sync=sync)
+        save_sparse(self._memory(), saved.memory, sync=sync)
+        _keep(overlay, saved.disk_overlay, sync=sync)
+
+    def _memory(self) -> Path:
+        return self._process.directory.path / "memory"
 
     def console(self) -> str:
         """Return the console's tail (at most 16 KiB)."""
@@ -316,7 +341,7 @@ class QemuMachine:
         self._overlays.append(path)
         return finished
 
-    def _save_state(self, path: Path) -> None:
+    def _save_state(self, path: Path, *, sync: bool) -> None:
         qmp, deadline = self._process.qmp, Deadline.after(_SAVE_SECONDS)
         capabilities = [
             {"capability": name, "state": True} for name in ("events", "x-ignore-shared")
@@ -327,7 +352,8 @@ class QemuMachine:
             qmp.command("getfd", {"fdname": "state"}, deadline=deadline, descriptor=descriptor)
             qmp.command("migrate", {"uri": "fd:state"}, deadline=deadline)
             self._await_migration(deadline, "save")
-            os.fsync(descriptor)
+            if sync:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -356,13 +382,14 @@ def _looks_dead(error: MachineError) -> bool:
     return error.code in {"agent-gone", "machine-ended"}
 
 
-def _keep(overlay: Path, target: Path) -> None:
-    """Give a finished overlay a second, durable name that outlives the machine's directory."""
+def _keep(overlay: Path, target: Path, *, sync: bool) -> None:
+    """Give a finished overlay a second name that outlives the machine's directory."""
     try:
         target.hardlink_to(overlay)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        save_sparse(overlay, target)
-    with target.open("rb") as stream:
-        os.fsync(stream.fileno())
+        save_sparse(overlay, target, sync=False)
+    if sync:
+        with target.open("rb") as stream:
+            os.fsync(stream.fileno())

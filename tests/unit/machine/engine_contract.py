@@ -175,6 +175,48 @@ class EngineContract:
         booted.discard()
         assert all(path.exists() for path in (saved.memory, saved.state, saved.disk_overlay))
 
+    def test_a_snapshot_leaves_the_machine_running_and_can_be_gone_on_from(
+        self, engine, spec, booted, tmp_path
+    ):
+        directories = [tmp_path / name for name in ("one", "two", "three")]
+        for directory in directories:
+            directory.mkdir()
+        before = booted.identity()
+        booted.exec(sh("exec sleep 1000", exec_id="service:kept", keep=True))
+        booted.put(tar_of({"state": b"one"}), "/srv", timeout=20)
+        one = booted.snapshot(directories[0])
+        booted.put(tar_of({"state": b"two"}), "/srv", timeout=20)
+        two = booted.snapshot(directories[1])
+        assert files_in(booted.get("/srv/state", timeout=20))["state"][1] == b"two"
+        booted.discard()
+
+        gone_on = engine.restore(restore_spec(spec, one), own_memory=True)
+        try:
+            seen = gone_on.freshen(
+                Freshen(hostname="smolbuild", machine_id=before.machine_id or "a" * 32)
+            )
+            assert abs(seen.clock - time.time()) < 2
+            assert gone_on.service_status("service:kept") is None
+            assert files_in(gone_on.get("/srv/state", timeout=20))["state"][1] == b"one"
+            gone_on.put(tar_of({"state": b"three"}), "/srv", timeout=20)
+            three = gone_on.snapshot(directories[2])
+            gone_on.put(tar_of({"state": b"four"}), "/srv", timeout=20)
+            assert files_in(gone_on.get("/srv/state", timeout=20))["state"][1] == b"four"
+        finally:
+            gone_on.discard()
+        for saved, below, content in (
+            (two, (one.disk_overlay,), b"two"),
+            (three, (one.disk_overlay,), b"three"),
+            (one, (), b"one"),
+        ):
+            fork = engine.restore(restore_spec(spec, saved, below))
+            try:
+                assert files_in(fork.get("/srv/state", timeout=20))["state"][1] == content
+                with pytest.raises(MachineError, match="shares its memory"):
+                    fork.snapshot(tmp_path)
+            finally:
+                fork.discard()
+
     @pytest.mark.parametrize("field", ["engine_version", "cpu_model", "accelerator"])
     def test_contract_mismatch_starts_nothing(self, engine, spec, saved, field):
         other = dataclasses.replace(saved.contract, **{field: "something-else"})
