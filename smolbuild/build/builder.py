@@ -19,6 +19,7 @@ from smolbuild.build.pack import (
 from smolbuild.build.plan import Plan
 from smolbuild.build.remote import RemoteCache, pull_remote
 from smolbuild.build.result import BuildResult, reuse
+from smolbuild.build.secrets import Secrets
 from smolbuild.build.sign import sign_artifact
 from smolbuild.build.steps import COPY_STEP, StepRun, run_steps
 from smolbuild.core.digest import hex_of
@@ -113,7 +114,12 @@ def build(
             done = pull_remote(context, plan, remote, names, phases)
             if done is not None:
                 return done
-        return _build(context, plan, signer, names, phases, no_cache=no_cache)
+        with (
+            Secrets.of_smolfile(plan.smolfile, context.environment) as secrets,
+            secrets.masked_errors(),
+        ):
+            masked = dataclasses.replace(context, emit=secrets.masked(context.emit))
+            return _build(masked, plan, signer, names, phases, secrets, no_cache=no_cache)
 
 
 def _build(
@@ -122,6 +128,7 @@ def _build(
     signer: Signer,
     names: Sequence[str],
     phases: Phases,
+    secrets: Secrets,
     *,
     no_cache: bool,
 ) -> BuildResult:
@@ -138,9 +145,9 @@ def _build(
             (parts.shape.memory_mib << 20) * 2 + _SPACE_MARGIN,
             what="building the artifact",
         )
-        machine, links = _set_up(context, plan, parts, cache, work.path, phases)
+        machine, links = _set_up(context, plan, parts, cache, secrets, work.path, phases)
         try:
-            frozen = _freeze(context, plan, machine, work.path, phases)
+            frozen = _freeze(context, plan, machine, secrets, work.path, phases)
             packed.enter_context(context.store.lease())
             with phases.phase("pack", "packing disk and memory"):
                 artifact = _pack(context, plan, parts, links, frozen)
@@ -212,6 +219,7 @@ def _set_up(
     plan: Plan,
     parts: _Parts,
     cache: StepCache,
+    secrets: Secrets,
     work: Path,
     phases: Phases,
 ) -> tuple[Machine, list[StepRun]]:
@@ -236,6 +244,7 @@ def _set_up(
                 initrd=parts.initrd,
                 disk=Disk(base=parts.base.path, overlays=tuple(delta.path for delta in cached)),
                 shape=parts.shape,
+                zero_freed=plan.smolfile.guarded,
             ),
             timeout=_BOOT_SECONDS,
         )
@@ -251,6 +260,7 @@ def _set_up(
                 first=first,
                 below=cached[-1].token if cached else lineage_of(parts.base.digest),
                 cache=cache,
+                secrets=secrets,
                 emit=context.emit,
             )
     except BaseException:
@@ -286,7 +296,12 @@ class _Frozen:
 
 
 def _freeze(
-    context: BuildContext, plan: Plan, machine: Machine, work: Path, phases: Phases
+    context: BuildContext,
+    plan: Plan,
+    machine: Machine,
+    secrets: Secrets,
+    work: Path,
+    phases: Phases,
 ) -> _Frozen:
     """Start the services, wait for health, probe once more and save the machine."""
     run = _service_run(plan)
@@ -310,7 +325,7 @@ def _freeze(
     return _Frozen(
         checkpoint=checkpoint,
         results=Results(health=report.detail if report else "", ready_ms=ready),
-        egress=machine.egress_records(),
+        egress=secrets.mask_records(machine.egress_records()),
         services=services,
     )
 

@@ -1,6 +1,5 @@
 """What a build would do: key, every input with its digest, which steps run and why."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +96,6 @@ def make_plan(
 
     """
     smolfile = parse_smolfile(path, environment=context.environment)
-    _refuse_secrets(smolfile)
     _refuse_half_networks(smolfile)
     files = collect_files(smolfile.path.parent, smolfile, cache=context.home.cache)
     lock = obtain_lock(context, smolfile, locked=locked)
@@ -213,14 +211,3 @@ def _refuse_half_networks(smolfile: Smolfile) -> None:
                 hint="put the hosts into network.allow_hosts and leave out `net = true`",
                 code="network-list",
             )
-
-
-def _refuse_secrets(smolfile: Smolfile) -> None:
-    named: Sequence[str] = [step.name for step in smolfile.steps if step.secrets]
-    if named:
-        raise UsageError(
-            f"step {named[0]} names secrets, which this version cannot give to a step without "
-            "leaving traces of them in the checkpoint",
-            hint="do what needs the secret outside, and copy the result in",
-            code="secrets-unsupported",
-        )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from smolbuild.build.cache import StepCache
 from smolbuild.build.owners import guest_owners
+from smolbuild.build.secrets import Secrets
 from smolbuild.build.tarstream import tar_stream
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError, MachineError
@@ -30,6 +31,8 @@ _COPY_SECONDS = 600.0
 _EVENT_BYTES = 256 * 1024
 """Copied bytes between two events."""
 _KILLED = 137
+_StreamName = Literal["stdout", "stderr"]
+_STREAMS: tuple[_StreamName, ...] = ("stdout", "stderr")
 _TAIL_LINES = 50
 _TAIL_BYTES = 64 * 1024
 _WANTS_NETWORK = re.compile(
@@ -61,6 +64,7 @@ def run_steps(
     first: int,
     below: str,
     cache: StepCache,
+    secrets: Secrets,
     emit: Emit,
 ) -> tuple[StepRun, ...]:
     """Apply the links ``first`` … of the chain (0: copies, n: n-th step), keeping each delta.
@@ -86,7 +90,8 @@ def run_steps(
             name = step.name
             emit(StepStarted(name=name, number=link, total=total, cached=False))
             _copy(machine, step.copy, files, emit)
-            egress = _run_step(machine, smolfile, step, run, emit)
+            with secrets.given(machine, step):
+                egress = _run_step(machine, smolfile, step, run, secrets, emit)
         overlay = machine.snapshot_disk()
         below = cache.keep(chain[link], below, overlay, egress=egress)
         seconds = time.monotonic() - started
@@ -114,15 +119,22 @@ def _counted(archive: Iterable[bytes], emit: Emit) -> Iterator[bytes]:
 
 
 def _run_step(
-    machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, emit: Emit
+    machine: Machine, smolfile: Smolfile, step: Step, run: RunConfig, secrets: Secrets, emit: Emit
 ) -> tuple[EgressRecord, ...]:
     """Run ``step`` and return what it asked of the network."""
     started = time.monotonic()
     last: deque[bytes] = deque()
     kept = 0
 
-    def on_output(stream: Literal["stdout", "stderr"], data: bytes) -> None:
+    maskers = {stream: secrets.masker() for stream in _STREAMS}
+
+    def on_output(stream: _StreamName, data: bytes) -> None:
+        show(stream, maskers[stream].feed(data))
+
+    def show(stream: _StreamName, data: bytes) -> None:
         nonlocal kept
+        if not data:
+            return
         last.append(data)
         kept += len(data)
         while kept > _TAIL_BYTES and len(last) > 1:
@@ -140,10 +152,13 @@ def _run_step(
                 workdir=step.workdir or run.workdir,
                 user=step.user or "root",
                 timeout=step.timeout,
+                secrets=bool(step.secrets),
                 offline=network.mode == "off" and smolfile.network.mode == "full",
             ),
             on_output,
         )
+        for stream in _STREAMS:
+            show(stream, maskers[stream].flush())
         machine.allow(None)
     except MachineError as error:
         raise MachineError(
@@ -152,7 +167,7 @@ def _run_step(
             code=error.code,
             details=error.details,
         ) from error
-    egress = machine.egress_records()
+    egress = secrets.mask_records(machine.egress_records())
     if moved := sum(record.sent + record.received for record in egress):
         emit(Transfer(what="network", done=moved, total=moved))
     if result.status == 0 and not result.timed_out:

@@ -33,6 +33,7 @@ enum frame { F_HELLO = 1, F_REQUEST, F_DATA, F_EOF, F_CREDIT, F_RESET, F_RESULT,
 enum op {
 	OP_PING = 1, OP_EXEC, OP_KILL, OP_STATUS, OP_OUTPUT, OP_PUT, OP_GET, OP_PROBE, OP_FRESHEN,
 	OP_IDENTITY, OP_FREEZE, OP_THAW, OP_SYNC, OP_QUIESCE, OP_TUNNELS, OP_SHUTDOWN, OP_RESIZE,
+	OP_SECRETS = 32, OP_ZERO_FREE,
 };
 
 enum code {
@@ -164,6 +165,7 @@ void resize_request(struct stream *s, struct reader *in);
 
 /* user.c: only called in the child */
 bool become_user(const char *user, char *home, size_t home_size);
+bool user_ids(const char *user, uid_t *uid, gid_t *gid);
 
 /* untar.c, tar.c: run in a child, stdin or stdout is the archive; return the exit status */
 int untar(const char *target);
@@ -234,6 +236,11 @@ void identity_request(struct stream *s);
 void thaw_request(struct stream *s);
 void worker_request(struct stream *s, struct reader *in, enum op op);
 void shutdown_request(struct stream *s);
+void worker_start(struct stream *s, int (*work)(void *), void *argument, uint32_t timeout);
+
+/* secrets.c */
+void secrets_request(struct stream *s, struct reader *in);
+bool secrets_to_environment(void); /* in the child of an execution that is given them */
 
 /* network.c */
 void network(void);

@@ -10,19 +10,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { EXEC_KEEP = 1, EXEC_TTY = 2, EXEC_STDIN = 4, EXEC_OFFLINE = 8 };
+enum { EXEC_KEEP = 1, EXEC_TTY = 2, EXEC_STDIN = 4, EXEC_OFFLINE = 8, EXEC_SECRETS = 16 };
 enum how { NEW, ATTACHED, RECORDED };
 
 struct call {
 	char **argv, **env;
 	char *workdir, *user;
-	bool offline;
+	bool offline, secrets;
 };
 
 static void free_list(char **list)
 {
-	for (char **item = list; list && *item; item++)
+	for (char **item = list; list && *item; item++) {
+		explicit_bzero(*item, strlen(*item));
 		free(*item);
+	}
 	free(list);
 }
 
@@ -66,6 +68,8 @@ static int run(void *argument)
 	for (char **item = call->env; *item; item++)
 		if (strchr(*item, '=') && **item != '=')
 			putenv(*item);
+	if (call->secrets && !secrets_to_environment())
+		return 126;
 	if (chdir(call->workdir) < 0) {
 		dprintf(2, "smolbuild: cannot enter %s: %s\n", call->workdir, strerror(errno));
 		return 126;
@@ -153,9 +157,10 @@ void exec_request(struct stream *s, struct reader *in)
 	call.argv = read_list(in);
 	call.env = read_list(in);
 	call.offline = flags & EXEC_OFFLINE;
+	call.secrets = flags & EXEC_SECRETS;
 	if (flags & EXEC_TTY)
 		window = read_window(in);
-	if (in->bad || !*id || !*call.workdir || !call.argv[0] || flags & ~15U)
+	if (in->bad || !*id || !*call.workdir || !call.argv[0] || flags & ~31U)
 		stream_result(s, C_BAD_REQUEST, "malformed exec request", NULL);
 	else if (flags & EXEC_TTY && flags & EXEC_KEEP)
 		stream_result(s, C_BAD_REQUEST, "a service has no terminal", NULL);

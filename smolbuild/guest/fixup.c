@@ -223,6 +223,11 @@ static int sync_work(void *drop_caches)
 	return 0;
 }
 
+void worker_start(struct stream *s, int (*work)(void *), void *argument, uint32_t timeout)
+{
+	begin_worker(s, work, argument, timeout, job_finish_worker);
+}
+
 void worker_request(struct stream *s, struct reader *in, enum op op)
 {
 	uint32_t timeout = read_u32(in);

@@ -213,6 +213,7 @@ void job_ring_send(struct job *job, struct stream *s)
 	size_t len = ring_copy(job, copy);
 	for (size_t at = 0; at < len; at += MAX_DATA)
 		stream_data(s, CH_OUT, copy + at, len - at < MAX_DATA ? len - at : MAX_DATA);
+	explicit_bzero(copy, len);
 }
 
 static bool to_ring(const struct job *job, int which)
@@ -246,6 +247,7 @@ static bool pump(struct job *job, int which)
 		ring_add(job, buffer, (size_t)n);
 	else
 		stream_data(job->stream, (uint8_t)which, buffer, (size_t)n);
+	explicit_bzero(buffer, (size_t)n); /* what a program wrote may have been a secret */
 	return true;
 }
 
@@ -258,6 +260,8 @@ static void release(struct job *job)
 		return; /* its output may be asked for; the slot stays */
 	if (job->record)
 		job->record->job = NULL;
+	if (job->ring)
+		explicit_bzero(job->ring, RING);
 	free(job->ring);
 	job->used = false;
 }

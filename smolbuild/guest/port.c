@@ -58,11 +58,13 @@ static void tx_append(const void *data, size_t len)
 		tx_at = 0;
 	}
 	if (tx_len + len > tx_size) {
-		bool first = tx == tx_small;
+		uint8_t *old = tx;
 		tx_size = (tx_len + len + 65535) & ~(size_t)65535;
-		tx = must(realloc(first ? NULL : tx, tx_size));
-		if (first)
-			memcpy(tx, tx_small, tx_len);
+		tx = must(malloc(tx_size));
+		memcpy(tx, old, tx_len);
+		explicit_bzero(old, tx_len);
+		if (old != tx_small)
+			free(old);
 	}
 	memcpy(tx + tx_len, data, len);
 	tx_len += len;
@@ -81,6 +83,7 @@ static void tx_write(void)
 		}
 		tx_at += (size_t)n;
 	}
+	explicit_bzero(tx, tx_len); /* what a program wrote may have been a secret */
 	tx_at = tx_len = 0;
 	if (tx != tx_small) { /* nothing of a large answer stays in a checkpoint */
 		free(tx);
@@ -225,10 +228,11 @@ void port_serve(void)
 		while (rx_len < sizeof rx &&
 		       (n = read(port, rx + rx_len, sizeof rx - rx_len)) > 0) {
 			rx_len += (size_t)n;
-			size_t used = parse(rx, rx_len);
+			size_t used = parse(rx, rx_len), whole = rx_len;
 			rx_len -= used;
 			if (used && rx_len)
 				memmove(rx, rx + used, rx_len);
+			explicit_bzero(rx + rx_len, whole - rx_len); /* it may have been a secret */
 			if (unsent() >= TX_FULL)
 				break;
 		}

@@ -68,6 +68,9 @@ void request(struct stream *s, struct reader *in)
 	case OP_RESIZE:
 		resize_request(s, in);
 		return;
+	case OP_SECRETS:
+		secrets_request(s, in);
+		return;
 	case OP_SHUTDOWN:
 		shutdown_request(s);
 		return;

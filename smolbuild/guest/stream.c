@@ -40,9 +40,17 @@ struct stream *stream_open(uint32_t id)
 	return NULL;
 }
 
+/* Whatever a program sends or gets may be a secret: freed memory of ours keeps nothing. */
+static void wipe(uint8_t *data, size_t len)
+{
+	if (data)
+		explicit_bzero(data, len);
+	free(data);
+}
+
 static void release(struct stream *s)
 {
-	free(s->in);
+	wipe(s->in, s->in_at + s->in_len);
 	*s = (struct stream){ 0 };
 }
 
@@ -76,11 +84,12 @@ bool stream_accept(struct stream *s, const uint8_t *data, size_t len)
 	if (!len)
 		return true;
 	s->window -= len;
-	if (s->in_at) {
-		memmove(s->in, s->in + s->in_at, s->in_len);
-		s->in_at = 0;
-	}
-	s->in = must(realloc(s->in, s->in_len + len));
+	uint8_t *larger = must(malloc(s->in_len + len));
+	if (s->in_len)
+		memcpy(larger, s->in + s->in_at, s->in_len);
+	wipe(s->in, s->in_at + s->in_len);
+	s->in = larger;
+	s->in_at = 0;
 	memcpy(s->in + s->in_len, data, len);
 	s->in_len += len;
 	if (s->calls)
@@ -116,7 +125,7 @@ static void consumed(struct stream *s, size_t len)
 	if (!s->ended)
 		port_send(F_CREDIT, 0, s->id, grant, sizeof grant);
 	if (!s->in_len) {
-		free(s->in);
+		wipe(s->in, s->in_at);
 		s->in = NULL;
 		s->in_at = 0;
 	}

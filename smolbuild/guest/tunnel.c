@@ -148,6 +148,7 @@ static void receive(struct tunnel *t)
 	ssize_t n = recv(t->fd, buffer, size < MAX_DATA ? size : MAX_DATA, 0);
 	if (n > 0) {
 		stream_data(t->stream, 0, buffer, (size_t)n);
+		explicit_bzero(buffer, (size_t)n);
 	} else if (n == 0) {
 		t->read_done = true;
 		stream_eof(t->stream);

@@ -111,32 +111,51 @@ static size_t groups_of(const char *login, gid_t gid, gid_t *groups)
 	return count;
 }
 
-bool become_user(const char *user, char *home, size_t home_size)
+/* False, said on standard error, when there is no such user or group. */
+static bool look_up(const char *user, uint32_t *uid, uint32_t *gid, char login[256], char *home,
+		    size_t home_size, bool *one_group)
 {
-	char name[512], login[256] = "";
-	uint32_t uid, gid;
-	gid_t groups[MAX_GROUPS];
-	if (!is_guest && geteuid() != 0)
-		return true; /* a test without root: there is nobody else to become */
+	char name[512];
 	snprintf(name, sizeof name, "%s", *user ? user : "root");
 	char *group = strchr(name, ':');
 	if (group)
 		*group++ = 0;
 	if (strcmp(name, "root") == 0) { /* needs no file, so it works in any image */
-		uid = gid = 0;
-		snprintf(login, sizeof login, "root");
+		*uid = *gid = 0;
+		snprintf(login, 256, "root");
 		snprintf(home, home_size, "/root");
 		uint32_t u, g;
 		find_user(name, &u, &g, login, home, home_size);
-	} else if (!find_user(name, &uid, &gid, login, home, home_size)) {
+	} else if (!find_user(name, uid, gid, login, home, home_size)) {
 		dprintf(2, "smolbuild: /etc/passwd has no user %s\n", name);
 		return false;
 	}
-	if (group && !find_group(group, &gid)) {
+	if (group && !find_group(group, gid)) {
 		dprintf(2, "smolbuild: /etc/group has no group %s\n", group);
 		return false;
 	}
-	size_t count = group ? 1 : groups_of(login, gid, groups);
+	*one_group = group != NULL;
+	return true;
+}
+
+bool user_ids(const char *user, uid_t *uid, gid_t *gid)
+{
+	char login[256] = "", home[512];
+	bool one_group;
+	return look_up(user, uid, gid, login, home, sizeof home, &one_group);
+}
+
+bool become_user(const char *user, char *home, size_t home_size)
+{
+	char login[256] = "";
+	uint32_t uid, gid;
+	bool one_group;
+	gid_t groups[MAX_GROUPS];
+	if (!is_guest && geteuid() != 0)
+		return true; /* a test without root: there is nobody else to become */
+	if (!look_up(user, &uid, &gid, login, home, home_size, &one_group))
+		return false;
+	size_t count = one_group ? 1 : groups_of(login, gid, groups);
 	groups[0] = gid;
 	if (isatty(0) && fchown(0, uid, (gid_t)-1) < 0) /* some programs open it again by its name */
 		dprintf(2, "smolbuild: the terminal stays root's: %s\n", strerror(errno));

@@ -4,7 +4,7 @@
 the same contract tests. All times are in seconds, all sizes in bytes unless a name says otherwise.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
@@ -125,6 +125,9 @@ class ExecRequest:
     """Run at a terminal: output is one stream, ``stdin`` are keys (Ctrl-C is a byte of it)."""
     offline: bool = False
     """Sees nothing of a full network; an allow-list is closed by ``Machine.allow`` instead."""
+    secrets: bool = False
+    """Gets each secret that ``Machine.give_secrets`` gave last: its value as variable NAME, and the
+    path of its file as NAME_FILE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +228,21 @@ class Machine(Protocol):
         """Return what the guest asked of the network since the last call, denied requests too.
 
         Complete for a step once its network was closed by ``allow(None)``.
+        """
+
+    def give_secrets(self, secrets: Mapping[str, bytes | bytearray], *, user: str) -> None:
+        """Put each value into a file in memory, ``/run/secrets/NAME``, which only ``user`` reads.
+
+        Values that were given before are taken away.
+        """
+
+    def take_secrets(self) -> None:
+        """Remove every trace of given secrets that the engine and its agent hold. Idempotent."""
+
+    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Zero what is free on the guest's disk within ``(offset, length)`` ranges, in bytes.
+
+        Also forgets what the guest caches of its files. Returns the bytes that were zeroed.
         """
 
     def freshen(self, call: Freshen) -> Identity:

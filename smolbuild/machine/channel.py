@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import IO
 
 from smolbuild.core.clock import Deadline
@@ -25,7 +25,7 @@ from smolbuild.machine.connection import AgentConnection
 from smolbuild.machine.probe import exec_probe, probe_fields, probe_result
 from smolbuild.machine.stream import Data, RequestStream
 from smolbuild.machine.tunnel import Outside
-from smolbuild.machine.wire import Channel, Fields, Op, flag, lines, text, u32, u64
+from smolbuild.machine.wire import MAX_PAYLOAD, Channel, Fields, Op, flag, lines, text, u8, u32, u64
 from smolbuild.model.smolfile import ExecProbe, Probe
 
 __all__ = ["AgentChannel"]
@@ -36,7 +36,14 @@ _GRACE_SECONDS = 20.0
 """Added to a deadline that the agent itself keeps, before the host gives it up."""
 _KILL_SECONDS = 5.0
 _ALIVE = 2
-_EXEC_KEEP, _EXEC_TTY, _EXEC_STDIN, _EXEC_OFFLINE = 1, 2, 4, 8
+_EXEC_KEEP, _EXEC_TTY, _EXEC_STDIN, _EXEC_OFFLINE, _EXEC_SECRETS = 1, 2, 4, 8, 16
+_TAKE, _GIVE = 0, 1
+_FILLER = bytes(MAX_PAYLOAD - 64)
+_FILLERS = 5
+"""The guest's kernel receives into 128 buffers of a page, one after the other, and never clears
+them: this many requests fill each of them twice."""
+_RANGES = 8192
+"""Ranges in one request: 16 bytes each."""
 _SSH_HOST_KEYS = 1
 _REGENERATE = {"machine-id": 0, "hostname": 0, "ssh-host-keys": _SSH_HOST_KEYS}
 
@@ -216,6 +223,40 @@ class AgentChannel:
                 return ProbeResult(ok=result.ok, detail=result.detail, seconds=spent)
             time.sleep(interval)
 
+    # secrets
+
+    def give_secrets(
+        self, secrets: Mapping[str, bytes | bytearray], user: str, *, timeout: float = _CALL_SECONDS
+    ) -> None:
+        """Put each value into a file in the guest's memory that only ``user`` can read."""
+        self.take_secrets()
+        payload = bytearray(u32(_milliseconds(timeout)) + u8(_GIVE) + text(user))
+        payload += u32(len(secrets))
+        for name, value in secrets.items():
+            payload += text(name) + u32(len(value)) + value
+        try:
+            self._connection.call("secrets", Op.SECRETS, bytes(payload), timeout + _GRACE_SECONDS)
+        finally:
+            payload[:] = bytes(len(payload))
+
+    def take_secrets(self, *, timeout: float = _CALL_SECONDS) -> None:
+        """Overwrite and remove what was given, and what the transport still holds. Idempotent."""
+        payload = u32(_milliseconds(timeout)) + u8(_TAKE)
+        self._connection.call("secrets", Op.SECRETS, payload, timeout + _GRACE_SECONDS)
+        for _ in range(_FILLERS):
+            self._connection.call("the agent", Op.PING, _FILLER, timeout)
+
+    def zero_free(self, ranges: Sequence[tuple[int, int]], *, timeout: float = 300.0) -> int:
+        """Zero the free blocks of the guest's disk within ``ranges``; return the bytes zeroed."""
+        deadline, zeroed = Deadline.after(timeout), 0
+        for first in range(0, len(ranges), _RANGES):
+            some = ranges[first : first + _RANGES]
+            payload = u32(_milliseconds(deadline.left())) + u32(len(some))
+            payload += b"".join(u64(offset) + u64(length) for offset, length in some)
+            left = deadline.left() + _GRACE_SECONDS
+            zeroed += self._connection.call("scrubbing", Op.ZERO_FREE, payload, left).u64()
+        return zeroed
+
     # freshness and checkpoints
 
     def freshen(self, call: Freshen, *, timeout: float = 60.0) -> Identity:
@@ -301,6 +342,7 @@ def _exec_fields(exec_id: str, request: ExecRequest, *, fed: bool) -> bytes:
         | (_EXEC_TTY if tty else 0)
         | (_EXEC_STDIN if fed else 0)
         | (_EXEC_OFFLINE if request.offline else 0)
+        | (_EXEC_SECRETS if request.secrets else 0)
     )
     return (
         text(exec_id)

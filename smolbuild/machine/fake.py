@@ -14,7 +14,7 @@ import struct
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,6 +206,10 @@ class FakeMachine:
         """What ``plug`` was last called with."""
         self.reached: list[EgressRecord] = []
         """What ``egress_records`` returns next."""
+        self.secrets: dict[str, bytes] = {}
+        """What ``give_secrets`` gave and ``take_secrets`` has not yet taken."""
+        self.zeroed: list[tuple[int, int]] = []
+        """The ranges that ``zero_free`` was asked for."""
         self.discarded = False
         self.shares_memory = False
         """Whether it is a fork that cannot be saved."""
@@ -325,6 +329,27 @@ class FakeMachine:
         taken = tuple(self.reached)
         self.reached.clear()
         return taken
+
+    def give_secrets(self, secrets: Mapping[str, bytes | bytearray], *, user: str) -> None:
+        """Put them into the guest's files; a fake has one user."""
+        del user
+        self.take_secrets()
+        self.secrets = {name: bytes(value) for name, value in secrets.items()}
+        for name, value in self.secrets.items():
+            self._guest.files[f"/run/secrets/{name}"] = (0o400, value)
+
+    def take_secrets(self) -> None:
+        """Remove the files."""
+        self._check()
+        for name in self.secrets:
+            self._guest.files.pop(f"/run/secrets/{name}", None)
+        self.secrets = {}
+
+    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Remember the ranges: a fake's disk holds nothing that is free."""
+        self._check()
+        self.zeroed.extend(ranges)
+        return 0
 
     def freshen(self, call: Freshen) -> Identity:
         """Take the new names and a new boot id."""

@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -210,6 +210,28 @@ class QemuMachine:
         """Return the machine's identity and 32 fresh random bytes."""
         with self._explained("the identity"):
             return self._channel.identity()
+
+    # secrets
+
+    def give_secrets(self, secrets: Mapping[str, bytes | bytearray], *, user: str) -> None:
+        """Put each value into a file in the guest's memory which only ``user`` reads."""
+        with self._explained("handing out secrets"):
+            self._channel.give_secrets(secrets, user)
+
+    def take_secrets(self) -> None:
+        """Remove every trace of given secrets that the engine and its agent hold. Idempotent."""
+        with self._explained("taking secrets away"):
+            self._channel.take_secrets()
+
+    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Zero what is free on the guest's disk within ``ranges``; return how many bytes."""
+        with self._lock, self._explained("scrubbing the disk"):
+            self._channel.sync(drop_caches=True, timeout=_FREEZE_SECONDS)
+            self._channel.freeze(timeout=_FREEZE_SECONDS)
+            try:
+                return self._channel.zero_free(ranges)
+            finally:
+                self._channel.thaw()
 
     # the network
 

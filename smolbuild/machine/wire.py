@@ -78,6 +78,8 @@ class Op(IntEnum):
     TUNNELS = 15
     SHUTDOWN = 16
     RESIZE = 17
+    SECRETS = 32
+    ZERO_FREE = 33
 
 
 class Code(IntEnum):

@@ -25,6 +25,7 @@ from smolbuild.model.smolfile import (
     HttpProbe,
     Network,
     Probe,
+    Scrub,
     Service,
     Smolfile,
     Step,
@@ -187,6 +188,8 @@ def _leaves(inputs: KeyInputs) -> Iterator[tuple[str, Json]]:
         yield f"service {service.name}", _service(service)
     yield "health", _health(smolfile.health)
     yield "restore", _restore(smolfile)
+    if smolfile.scrub != Scrub():  # what is allowed counts, too: it is what the scan let through
+        yield "scrub", {"run": _list(smolfile.scrub.run), "allow": sorted(smolfile.scrub.allow)}
     for entry in inputs.files.entries():
         yield f"file {entry.path}", entry.identity()
 

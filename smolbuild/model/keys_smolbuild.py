@@ -96,6 +96,16 @@ _TABLE: Shape = {
     ),
     "policy": Key(kind=Kind.TABLE, about="When to rebuild, warn or fail.", shape="policy"),
     "cache": Key(kind=Kind.TABLE, about="The local cache, and a remote one.", shape="cache"),
+    "secrets": Key(
+        kind=Kind.TABLE_OF_TABLES,
+        about="More secrets as in the top level's `[secrets]`, from a command too.",
+        shape="built-secret",
+    ),
+    "scrub": Key(
+        kind=Kind.TABLE,
+        about="What cleans the machine before its checkpoint, and what may stay in it.",
+        shape="scrub",
+    ),
 }
 
 SMOLBUILD: Mapping[str, Shape] = {
@@ -313,6 +323,43 @@ SMOLBUILD: Mapping[str, Shape] = {
             kind=Kind.FLAG,
             about="Publish what is built to `registry`, for the other builders.",
             default=False,
+        ),
+    },
+    "built-secret": {
+        "from_env": Key(
+            kind=Kind.TEXT,
+            about="Host variable that holds the value.",
+            pattern=r"[^=\x00]+",
+            expected="a variable's name",
+        ),
+        "from_file": Key(
+            kind=Kind.TEXT,
+            about="Host file that holds the value; relative to the Smolfile's directory.",
+            pattern=r"[^\x00]+",
+            expected="the path of a file",
+        ),
+        "from_command": Key(
+            kind=Kind.TEXTS,
+            about="Host command, an argument list, whose output is the value.",
+            pattern=r"[^\x00]+",
+            expected='an argument list such as ["pass", "show", "token"]',
+        ),
+    },
+    "scrub": {
+        "run": Key(
+            kind=Kind.TEXTS,
+            about="Commands, each run with `sh -c` as root when the services are ready; then free "
+            "disk blocks are zeroed. An empty list zeroes them too.",
+            pattern=_RUN_PATTERN,
+            expected=_RUN_WORDS,
+        ),
+        "allow": Key(
+            kind=Kind.TEXTS,
+            about="Private keys and tokens that may stay: a fingerprint that the error printed, or "
+            "an absolute guest path (one that ends in `/` is a directory).",
+            default=[],
+            pattern=r"sha256:[0-9a-f]{16}|/[^\x00]+",
+            expected='"sha256:" and the 16 digits that the error printed, or an absolute path',
         ),
     },
 }

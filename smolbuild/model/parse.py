@@ -183,6 +183,12 @@ def _check(
         return
     if upstream.health is not None and table.has("health"):
         table.problem("health", "[health] is there too", "keep one of the two")
+    for name in sorted(set(upstream.secrets) & set(ours.secrets)):
+        table.report.problem(
+            f"{table.at('secrets')}.{name}",
+            "[secrets] names it too",
+            "keep one of the two",
+        )
     _check_names(table, "step", tuple(step.name for step in steps), len(upstream.init))
     _check_names(table, "service", tuple(service.name for service in ours.services), 0)
     for index, step in enumerate(ours.steps):
@@ -234,7 +240,7 @@ def _assemble(
         network=upstream.network,
         health=ours.health or upstream.health,
         restart=upstream.restart,
-        secrets={**implied, **upstream.secrets},
+        secrets={**implied, **upstream.secrets, **ours.secrets},
         platform=upstream.platform,
         name=ours.name,
         use_dev=ours.use_dev,
@@ -247,6 +253,7 @@ def _assemble(
         restore=ours.restore,
         policy=ours.policy,
         cache=ours.cache,
+        scrub=ours.scrub,
         sibling=sibling,
         positions=positions,
         notices=notices,

@@ -13,6 +13,7 @@ from smolbuild.model.parse_values import (
     inside,
     read_env,
     read_probe,
+    read_secrets,
     read_timing,
 )
 from smolbuild.model.reference import parse_repository
@@ -23,6 +24,8 @@ from smolbuild.model.smolfile import (
     Health,
     Policy,
     RestoreContract,
+    Scrub,
+    SecretSource,
     Service,
     Step,
 )
@@ -47,6 +50,8 @@ class Ours:
     restore: RestoreContract = field(default_factory=RestoreContract)
     policy: Policy = field(default_factory=Policy)
     cache: CachePolicy = field(default_factory=CachePolicy)
+    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+    scrub: Scrub = field(default_factory=Scrub)
 
 
 def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
@@ -67,6 +72,8 @@ def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
         restore=_restore(table.table("restore")),
         policy=_policy(table.table("policy")),
         cache=_cache(table.table("cache")),
+        secrets=read_secrets(table, command=True),
+        scrub=_scrub(table.table("scrub")),
     )
     _notice_unheeded(table, ours)
     return ours
@@ -186,6 +193,15 @@ def _restore(table: Table | None) -> RestoreContract:
         regenerate=regenerate if table.has("regenerate") else usual.regenerate,
         run=table.texts("run"),
         hold=table.flag("hold") or False,
+    )
+
+
+def _scrub(table: Table | None) -> Scrub:
+    if table is None:
+        return Scrub()
+    return Scrub(
+        run=table.texts("run") if table.has("run") else None,
+        allow=tuple(dict.fromkeys(table.texts("allow"))),
     )
 
 

@@ -10,6 +10,7 @@ from smolbuild.model.parse_values import (
     read_env,
     read_hosts,
     read_ports,
+    read_secrets,
     read_timing,
     read_volumes,
 )
@@ -98,7 +99,7 @@ def read_upstream(root: Table, *, use_dev: bool, environment: Mapping[str, str])
         network=_network(root),
         health=_health(root),
         restart=_restart(root),
-        secrets=_secrets(root),
+        secrets=read_secrets(root),
         platform=artifact.text("oci_platform") if artifact else None,
     )
 
@@ -204,20 +205,6 @@ def _restart(root: Table) -> Restart:
         max_retries=given(table.integer("max_retries"), 0),
         max_backoff=min(given(table.duration("max_backoff"), _MAX_BACKOFF), _MAX_BACKOFF),
     )
-
-
-def _secrets(root: Table) -> Mapping[str, SecretSource]:
-    sources = {}
-    for name, table in root.named_tables("secrets").items():
-        source = SecretSource(from_env=table.text("from_env"), from_file=table.text("from_file"))
-        if table.has("from_env") == table.has("from_file"):
-            table.report.problem(
-                table.path,
-                "expected exactly one of from_env and from_file",
-                f'write {name} = {{ from_env = "{name}" }}',
-            )
-        sources[name] = source
-    return sources
 
 
 def _notice_outside(root: Table) -> None:

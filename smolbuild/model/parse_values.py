@@ -14,6 +14,7 @@ from smolbuild.model.smolfile import (
     HttpProbe,
     PortProbe,
     Probe,
+    SecretSource,
 )
 from smolbuild.model.tables import Report, Table, show
 
@@ -26,6 +27,7 @@ __all__ = [
     "read_hosts",
     "read_ports",
     "read_probe",
+    "read_secrets",
     "read_timing",
     "read_volumes",
 ]
@@ -168,6 +170,30 @@ def read_probe(table: Table) -> Probe | None:
     if table.has("host") and given != ["port"]:
         table.problem("host", f"host goes with port, not with {given[0]}")
     return probes[given[0]]
+
+
+def read_secrets(parent: Table, *, command: bool = False) -> Mapping[str, SecretSource]:
+    """Return the sources of the secrets that the table ``secrets`` of ``parent`` names.
+
+    With ``command`` a value may come from a command of the host, too.
+    """
+    kinds = ("from_env", "from_file", *(("from_command",) if command else ()))
+    sources = {}
+    for name, table in parent.named_tables("secrets").items():
+        sources[name] = SecretSource(
+            from_env=table.text("from_env"),
+            from_file=table.text("from_file"),
+            from_command=(table.texts("from_command") or None) if command else None,
+        )
+        if sum(table.has(kind) for kind in kinds) != 1:
+            table.report.problem(
+                table.path,
+                f"expected exactly one of {', '.join(kinds[:-1])} and {kinds[-1]}",
+                f'write {name} = {{ from_env = "{name}" }}',
+            )
+        elif command and table.has("from_command") and not sources[name].from_command:
+            table.problem("from_command", "expected a program and its arguments")
+    return sources
 
 
 def read_timing(table: Table, probe: Probe | None) -> Health | None:

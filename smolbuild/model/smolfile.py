@@ -26,6 +26,7 @@ __all__ = [
     "Probe",
     "Restart",
     "RestoreContract",
+    "Scrub",
     "SecretSource",
     "Service",
     "Smolfile",
@@ -90,6 +91,19 @@ class SecretSource:
 
     from_env: str | None = None
     from_file: str | None = None
+    """In ``[secrets]`` absolute; in ``[smolbuild.secrets]`` it may be relative to the Smolfile."""
+    from_command: tuple[str, ...] | None = None
+    """An argument list, run on the host without a shell; its standard output is the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrub:
+    """``[smolbuild.scrub]``: what cleans the machine before its checkpoint, and what may stay."""
+
+    run: tuple[str, ...] | None = None
+    """Commands, run as root once the services are ready; None: nothing is cleaned at all."""
+    allow: tuple[str, ...] = ()
+    """Keys and tokens that are no finding: ``sha256:`` fingerprints, and guest paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +287,7 @@ class Smolfile:
     restore: RestoreContract = RestoreContract()
     policy: Policy = Policy()
     cache: CachePolicy = CachePolicy()
+    scrub: Scrub = Scrub()
 
     sibling: Path | None = field(default=None, compare=False)
     """The ``smolbuild.toml`` that holds the ``[smolbuild]`` part, when there is one."""
@@ -289,6 +304,11 @@ class Smolfile:
     def kernel_path(self) -> Path | None:
         """Where the kernel is that the user gives, absolute; None: Debian's is used."""
         return None if self.kernel is None else (self.path.parent / self.kernel).absolute()
+
+    @property
+    def guarded(self) -> bool:
+        """Whether freed memory must be zeroed: a step is given secrets, or the machine scrubbed."""
+        return self.scrub.run is not None or any(step.secrets for step in self.steps)
 
     def network_of(self, step: Step) -> Network:
         """Return what ``step`` may reach: its own ``network`` on top of ``[network]``."""

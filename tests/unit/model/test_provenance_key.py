@@ -31,6 +31,7 @@ from smolbuild.model.smolfile import (
     PortProbe,
     Restart,
     RestoreContract,
+    Scrub,
     SecretSource,
     Service,
     Smolfile,
@@ -156,6 +157,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
         "restore": RestoreContract(),
         "policy": Policy(max_age=1.0),
         "cache": CachePolicy(max_size=1),
+        "scrub": Scrub(run=()),
         "sibling": Path("smolbuild.toml"),
         "positions": {"image": 3},
         "notices": (Notice(key="k", line=1, text="t"),),
@@ -203,6 +205,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
         "allow_host_patterns": ("*.example.com",),
         "allow_cidrs": ("10.0.0.0/8",),
     },
+    "Scrub": {"run": (), "allow": ("/x",)},
     "RestoreContract": {"regenerate": ("machine-id",), "run": (), "hold": True},
     "KeyInputs": {
         "base": digest("9"),
@@ -240,6 +243,7 @@ def changed(kind: str, field: str, value: Any) -> tuple[KeyInputs, KeyInputs]:
         "RestoreContract": lambda: smolfile_with(
             restore=dataclasses.replace(SMOLFILE.restore, **change)
         ),
+        "Scrub": lambda: smolfile_with(scrub=dataclasses.replace(SMOLFILE.scrub, **change)),
         "KeyInputs": lambda: dataclasses.replace(INPUTS, **change),
         "Contract": lambda: dataclasses.replace(
             INPUTS, contract=dataclasses.replace(CONTRACT, **change)
@@ -257,7 +261,7 @@ def changed(kind: str, field: str, value: Any) -> tuple[KeyInputs, KeyInputs]:
     return probed(probe), probed(dataclasses.replace(probe, **change))  # type: ignore[type-var]
 
 
-CLASSES = [Smolfile, Step, Service, Copy, Health, Network, RestoreContract, Contract]
+CLASSES = [Smolfile, Step, Service, Copy, Health, Network, RestoreContract, Scrub, Contract]
 CLASSES += [HttpProbe, PortProbe, FileProbe, ExecProbe]
 FIELDS = [(kind.__name__, field.name) for kind in CLASSES for field in dataclasses.fields(kind)]
 FIELDS += [("KeyInputs", name) for name in ("base", "kernel", "initramfs", "agent")]

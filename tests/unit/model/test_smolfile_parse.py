@@ -22,6 +22,7 @@ from smolbuild.model.smolfile import (
     Notice,
     PortProbe,
     Restart,
+    Scrub,
     SecretSource,
     Smolfile,
 )
@@ -259,6 +260,35 @@ def test_secrets_and_their_implied_sources() -> None:
 # What smolbuild adds
 
 
+def test_secrets_of_ours_may_be_relative_or_come_from_a_command() -> None:
+    smolfile = parse(
+        """\
+        image = "x"
+        [secrets]
+        A = { from_env = "HOST_A" }
+        [smolbuild.secrets]
+        B = { from_file = "keys/b" }
+        C = { from_command = ["pass", "show", "c"] }
+        [smolbuild.scrub]
+        run = ["rm /x"]
+        allow = ["sha256:0123456789abcdef", "/etc/ssh/"]
+        """
+    )
+    assert smolfile.secrets == {
+        "A": SecretSource(from_env="HOST_A"),
+        "B": SecretSource(from_file="keys/b"),
+        "C": SecretSource(from_command=("pass", "show", "c")),
+    }
+    assert smolfile.scrub == Scrub(run=("rm /x",), allow=("sha256:0123456789abcdef", "/etc/ssh/"))
+    assert smolfile.guarded
+
+
+def test_a_scrub_table_without_commands_cleans_only_with_an_empty_list() -> None:
+    assert parse('image = "x"\n[smolbuild.scrub]').scrub.run is None
+    assert parse('image = "x"\n[smolbuild.scrub]\nrun = []').scrub.run == ()
+    assert not parse('image = "x"').guarded
+
+
 def test_smolbuild_keys() -> None:
     smolfile = parse(
         """\
@@ -474,6 +504,12 @@ COPY = "[smolbuild]\ncopy = [{ from = 'a', to = '/a', %s }]"
         ("secrets.A = { from_file = 'a' }", 2, "absolute path"),
         ("secrets.A = { from_stor = 'a' }", 2, "unknown key"),
         ("secrets.A = 'value'", 2, "expected a table"),
+        ("secrets.A = { from_command = ['a'] }", 2, "unknown key"),
+        ("smolbuild.secrets.A = {}", 2, "exactly one of"),
+        ("smolbuild.secrets.A = { from_command = [] }", 2, "a program and its arguments"),
+        ("smolbuild.secrets.A = { from_command = 'pass x' }", 2, "expected a list"),
+        ("secrets.A.from_env = 'A'\nsmolbuild.secrets.A.from_env = 'A'", 3, "names it too"),
+        ("smolbuild.scrub.allow = ['etc']", 2, "absolute path"),
         ("artifact.oci_platform = 'amd64'", 2, "linux/amd64"),
         ("step = []", 2, "belongs into [smolbuild]"),
         ("health.retries = 0", 2, "from 1"),
