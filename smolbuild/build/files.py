@@ -23,6 +23,8 @@ from smolbuild.model.smolfile import Smolfile
 __all__ = [
     "IGNORE_FILE",
     "collect_files",
+    "declared_sources",
+    "ignore_rules",
 ]
 
 IGNORE_FILE = ".smolbuildignore"
@@ -44,8 +46,8 @@ def collect_files(context: Path, smolfile: Smolfile, *, cache: Path | None = Non
 
     """
     problems: list[Problem] = []
-    declared = _declared(smolfile)
-    rules = _ignore_rules(context, smolfile, problems)
+    declared = declared_sources(smolfile)
+    rules = ignore_rules(context, smolfile.path, problems)
     finder = _Finder(context=str(context), rules=rules)
     selections: dict[str, list[str]] = {}
     for source, key in declared.items():
@@ -78,7 +80,7 @@ def _problem(smolfile: Smolfile, key: str, error: "_BadSource") -> Problem:
     return Problem(file=file, line=line, key=key, message=str(error), hint=error.hint)
 
 
-def _declared(smolfile: Smolfile) -> Mapping[str, str]:
+def declared_sources(smolfile: Smolfile) -> Mapping[str, str]:
     """Return every declared source with the key that declares it first."""
     found: dict[str, str] = {}
     for copy in smolfile.copy:
@@ -91,8 +93,9 @@ def _declared(smolfile: Smolfile) -> Mapping[str, str]:
     return found
 
 
-def _ignore_rules(context: Path, smolfile: Smolfile, problems: list[Problem]) -> IgnoreRules:
-    always = (*_ALWAYS, f"/{lock_path(smolfile.path).name}")
+def ignore_rules(context: Path, smolfile: Path, problems: list[Problem]) -> IgnoreRules:
+    """Return what directories of ``context`` leave out; what is wrong with the file is added."""
+    always = (*_ALWAYS, f"/{lock_path(smolfile).name}")
     path = context / IGNORE_FILE
     try:
         return parse_ignore([*always, *path.read_text(encoding="utf-8").splitlines()])

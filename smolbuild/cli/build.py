@@ -1,7 +1,8 @@
 """``smolbuild build``."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,8 +23,9 @@ from smolbuild.cli.options import (
 )
 from smolbuild.cli.render.words import duration
 from smolbuild.core.codec import encode
-from smolbuild.core.errors import SmolbuildError
+from smolbuild.core.errors import SmolbuildError, UsageError
 from smolbuild.core.events import Emit, Message
+from smolbuild.core.values import dataclass
 from smolbuild.model.reference import local_name, parse_reference
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ _HOW = {
 Examples:
   smolbuild build
   smolbuild build -C examples/notes-service -t notes:v1
+  smolbuild build --watch
   smolbuild build --locked --push registry.example.com/team/notes:v1
   smolbuild build --cache-registry registry.example.com/team/env --cache-push
 """,
@@ -66,48 +69,70 @@ Examples:
     default=None,
     help="Sign with this private key.  [default: the home's key, made on first use]",
 )
+@click.option("--watch", is_flag=True, help="Build again whenever a declared input changes.")
 @json_option
 @progress_option
 def build(
     *,
     file: Path | None,
     directory: Path | None,
-    tags: tuple[str, ...],
-    push_to: str | None,
-    locked: bool,
-    check_drift: bool,
-    no_cache: bool,
-    cache_registry: str | None,
-    cache_push: bool | None,
-    key: Path | None,
-    as_json: bool,
+    watch: bool,
     progress: str,
+    **options: Any,
 ) -> None:
     """Build, prove, sign and name the artifact that a Smolfile declares.
 
     When an artifact with the same provenance key is there already, nothing is built: it is taken
     from the local store, or pulled from the remote cache and verified.
     """
-    with render.progress(progress) as emit, build_context(emit) as context:
+    path = smolfile_path(file, directory)
+    wish = _Wish(path=path, progress=progress, **options)
+    if not watch:
+        _once(wish)
+        return
+    if wish.as_json:
+        raise UsageError("--watch builds many times, and --json is one document: choose one")
+    from smolbuild.cli.watch import watch_builds
+
+    watch_builds(path, os.environ, lambda: _once(wish), progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """What the command line asks for."""
+
+    path: Path
+    tags: tuple[str, ...]
+    push_to: str | None
+    locked: bool
+    check_drift: bool
+    no_cache: bool
+    cache_registry: str | None
+    cache_push: bool | None
+    key: Path | None
+    as_json: bool
+    progress: str
+
+
+def _once(wish: _Wish) -> None:
+    with render.progress(wish.progress) as emit, build_context(emit) as context:
         phases = Phases(emit)
         with phases.phase("resolve", "resolving inputs"):
-            plan = make_plan(
-                context, smolfile_path(file, directory), locked=locked, check_drift=check_drift
-            )
+            plan = make_plan(context, wish.path, locked=wish.locked, check_drift=wish.check_drift)
         _say_notices(plan, emit)
-        names = _names(plan, tags)
-        remote = _remote(context, plan, cache_registry, cache_push)
-        result = None if no_cache else reuse(context, plan, names)
+        names = _names(plan, wish.tags)
+        remote = _remote(context, plan, wish.cache_registry, wish.cache_push)
+        result = None if wish.no_cache else reuse(context, plan, names)
         if result is None:
-            result = _build(context, plan, names, phases, key, remote, no_cache=no_cache)
-        elif key is not None:
-            _sign_too(context, result, key)
+            result = _build(context, plan, names, phases, wish, remote)
+        elif wish.key is not None:
+            _sign_too(context, result, wish.key)
         if remote is not None and remote.push:
-            result = _fill(context, plan, result, remote, phases, renew=no_cache)
+            result = _fill(context, plan, result, remote, phases, renew=wish.no_cache)
         pushed = None
-        if push_to is not None:
-            result, pushed = _push(context, plan, result, push_to, phases, renew=no_cache)
-    _report(result, plan, pushed, phases, as_json=as_json)
+        if wish.push_to is not None:
+            result, pushed = _push(context, plan, result, wish.push_to, phases, renew=wish.no_cache)
+    _report(result, plan, pushed, phases, as_json=wish.as_json)
 
 
 def _build(
@@ -115,17 +140,15 @@ def _build(
     plan: Plan,
     names: tuple[str, ...],
     phases: Phases,
-    key: Path | None,
+    wish: _Wish,
     remote: "RemoteCache | None",
-    *,
-    no_cache: bool,
 ) -> BuildResult:
     # Nothing changed is the common case, and needs neither of these.
     from smolbuild.build.builder import build as build_anew
     from smolbuild.trust.keyring import obtain_signer
 
-    signer = obtain_signer(context.home, key, context.emit)
-    return build_anew(context, plan, signer, names, phases, no_cache=no_cache, remote=remote)
+    signer = obtain_signer(context.home, wish.key, context.emit)
+    return build_anew(context, plan, signer, names, phases, no_cache=wish.no_cache, remote=remote)
 
 
 def _remote(

@@ -21,7 +21,7 @@ from smolbuild import __version__
 from smolbuild.core.errors import HostError, SmolbuildError, SmolfileError, UsageError
 from smolbuild.core.text import visible
 
-__all__ = ["complain", "main", "run", "show_error"]
+__all__ = ["complain", "main", "report", "run", "show_error"]
 
 _COMMANDS = {
     "build": ("smolbuild.cli.build", "Build, prove and sign the artifact of a Smolfile."),
@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         status = result if isinstance(result, int) else 0
         sys.stdout.flush()
     except SmolbuildError as error:
-        status = _report(error, as_json=_wants_json(arguments))
+        status = report(error, as_json=_wants_json(arguments))
     except click.ClickException as error:
         status = _report_click(error, as_json=_wants_json(arguments))
     except (KeyboardInterrupt, click.Abort):
@@ -126,11 +126,11 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
-        status = _report(_os_error(error), as_json=_wants_json(arguments))
+        status = report(_os_error(error), as_json=_wants_json(arguments))
     except Exception as error:
         if os.environ.get("SMOLBUILD_DEBUG"):
             raise
-        status = _report(_defect(error), as_json=_wants_json(arguments))
+        status = report(_defect(error), as_json=_wants_json(arguments))
     return status
 
 
@@ -159,7 +159,8 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in ours
 
 
-def _report(error: SmolbuildError, *, as_json: bool) -> int:
+def report(error: SmolbuildError, *, as_json: bool) -> int:
+    """Show ``error`` as a command that fails does, and return its exit status."""
     if as_json:
         print(json.dumps({"error": _error_json(error)}))
     if isinstance(error, SmolfileError):
