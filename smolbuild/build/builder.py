@@ -22,6 +22,7 @@ from smolbuild.build.result import BuildResult, reuse
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.sign import sign_artifact
 from smolbuild.build.steps import COPY_STEP, StepRun, run_steps
+from smolbuild.build.undeclared import heed_denied
 from smolbuild.core.digest import hex_of
 from smolbuild.core.errors import BuildError, HealthError
 from smolbuild.core.events import Message, StepStarted
@@ -232,6 +233,8 @@ def _set_up(
         for n, delta in enumerate(cached)
     ]
     for number in range(1, first):
+        link = links[number]
+        heed_denied(link.name, link.egress, plan.smolfile.policy, context.emit)
         context.emit(
             StepStarted(
                 name=link_names[number], number=number, total=len(plan.chain) - 1, cached=True
@@ -322,10 +325,12 @@ def _freeze(
         # Whoever was healthy may have died since; what is frozen must be alive (once, no retries).
         services = _probe_again(context, plan, machine, run)
         checkpoint = machine.checkpoint(work)
+    egress = secrets.mask_records(machine.egress_records())
+    heed_denied(_SERVICES, egress, plan.smolfile.policy, context.emit)
     return _Frozen(
         checkpoint=checkpoint,
         results=Results(health=report.detail if report else "", ready_ms=ready),
-        egress=secrets.mask_records(machine.egress_records()),
+        egress=egress,
         services=services,
     )
 

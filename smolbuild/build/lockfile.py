@@ -32,6 +32,8 @@ class LockState:
     state: Literal["locked", "created", "updated"]
     reasons: tuple[str, ...] = ()
     """Why an existing lock did not fit the Smolfile."""
+    is_new: bool = False
+    """Whether nothing that fits the Smolfile was locked before."""
 
 
 def obtain_lock(context: BuildContext, smolfile: Smolfile, *, locked: bool) -> LockState:
@@ -57,7 +59,7 @@ def obtain_lock(context: BuildContext, smolfile: Smolfile, *, locked: bool) -> L
                 hint="run `smolbuild lock` and commit the file",
                 code="lock-missing",
             ) from error
-        return LockState(lock=_write(context, smolfile), state="created")
+        return LockState(lock=_write(context, smolfile), state="created", is_new=True)
     reasons = matches(lock, smolfile)
     if not reasons:
         return LockState(lock=lock, state="locked")
@@ -68,7 +70,8 @@ def obtain_lock(context: BuildContext, smolfile: Smolfile, *, locked: bool) -> L
             code="lock-mismatch",
         )
     context.emit(Message(level="info", text=f"{path.name} is renewed: {'; '.join(reasons)}"))
-    return LockState(lock=_write(context, smolfile), state="updated", reasons=reasons)
+    made = _write(context, smolfile)
+    return LockState(lock=made, state="updated", reasons=reasons, is_new=True)
 
 
 def follow_base(
@@ -97,7 +100,7 @@ def follow_base(
     moved = dataclasses.replace(image, digest=base, platform_digest=base)
     lock = dataclasses.replace(state.lock, image=moved)
     _store(path, lock)
-    return LockState(lock=lock, state="updated", reasons=(reason,))
+    return dataclasses.replace(state, lock=lock, state="updated", reasons=(reason,))
 
 
 def renew_lock(

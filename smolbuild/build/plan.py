@@ -22,7 +22,7 @@ from smolbuild.model.keytree import Change, KeyTree, diff_trees, tree_from_json
 from smolbuild.model.parse import parse_smolfile
 from smolbuild.model.reference import artifact_name
 from smolbuild.model.smolfile import Service, Smolfile
-from smolbuild.source.base_identity import base_identity
+from smolbuild.source.base_identity import base_identity, has_local_base
 from smolbuild.source.kernel import kernel_identity
 from smolbuild.store.artifact import Artifact, find_whole, load_artifact
 from smolbuild.store.layout import last_name
@@ -44,6 +44,8 @@ class Plan:
     """Name of the artifact, without a tag."""
     lock: LockState
     files: DeclaredFiles
+    local_base: bool
+    """Whether the base is an image on this host, which no lock pins."""
     base_digest: Digest
     kernel_digest: Digest
     tree: KeyTree
@@ -124,6 +126,7 @@ def make_plan(
         name=name,
         lock=lock,
         files=files,
+        local_base=has_local_base(smolfile),
         base_digest=base.digest,
         kernel_digest=kernel,
         tree=tree,

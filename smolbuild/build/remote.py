@@ -23,6 +23,7 @@ from smolbuild.build.plan import Plan
 from smolbuild.build.publish import publish
 from smolbuild.build.pull import fetch_head, pull_head
 from smolbuild.build.result import BuildResult
+from smolbuild.build.undeclared import denied_in
 from smolbuild.core.errors import RegistryError, SmolbuildError, UsageError, VerificationError
 from smolbuild.core.events import Message
 from smolbuild.model.artifact import ArtifactConfig
@@ -247,6 +248,9 @@ def _accepts(context: BuildContext, plan: Plan) -> Callable[[ArtifactConfig], No
         age = age_of(config, plan.smolfile.policy, now=context.now())
         if age.is_over:
             raise VerificationError(f"the artifact there is too old: {age}", code="too-old")
+        if plan.smolfile.policy.undeclared == "fail":
+            for text in denied_in(config.results.egress):
+                raise VerificationError(f"undeclared input there: {text}", code="undeclared")
 
     return accept
 

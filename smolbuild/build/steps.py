@@ -12,6 +12,7 @@ from smolbuild.build.cache import StepCache
 from smolbuild.build.owners import guest_owners
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.tarstream import tar_stream
+from smolbuild.build.undeclared import heed_denied
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError, MachineError
 from smolbuild.core.events import Emit, Message, Output, StepFinished, StepStarted, Transfer
@@ -92,6 +93,7 @@ def run_steps(
             _copy(machine, step.copy, files, emit)
             with secrets.given(machine, step):
                 egress = _run_step(machine, smolfile, step, run, secrets, emit)
+            heed_denied(name, egress, smolfile.policy, emit)
         overlay = machine.snapshot_disk()
         below = cache.keep(chain[link], below, overlay, egress=egress)
         seconds = time.monotonic() - started

@@ -9,6 +9,7 @@ import click
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.plan import Plan, make_plan
 from smolbuild.build.result import BuildResult, reuse
+from smolbuild.build.undeclared import heed_known
 from smolbuild.cli import render
 from smolbuild.cli.context import build_context
 from smolbuild.cli.describe import sizes_of
@@ -120,6 +121,7 @@ def _once(wish: _Wish) -> None:
         with phases.phase("resolve", "resolving inputs"):
             plan = make_plan(context, wish.path, locked=wish.locked, check_drift=wish.check_drift)
         _say_notices(plan, emit)
+        heed_known(plan, emit)
         names = _names(plan, wish.tags)
         remote = _remote(context, plan, wish.cache_registry, wish.cache_push)
         result = None if wish.no_cache else reuse(context, plan, names)
@@ -230,6 +232,8 @@ def _say_notices(plan: Plan, emit: Emit) -> None:
     if plan.age is not None and plan.age.is_over:
         emit(Message(level="info", text=f"the artifact of this key is rebuilt: {plan.age}"))
     for notice in plan.smolfile.notices:
+        if notice.undeclared:
+            continue  # what the policy makes of it is said
         file = Path(notice.file or plan.smolfile.path).name  # a sibling smolbuild.toml, perhaps
         where = f"{file}:{notice.line}: " if notice.line else ""
         emit(

@@ -4,6 +4,7 @@ import datetime as dt
 import time
 
 from smolbuild.build.plan import Plan
+from smolbuild.build.undeclared import known_undeclared
 from smolbuild.model.durations import spoken
 
 __all__ = ["policy_json", "policy_lines"]
@@ -24,6 +25,7 @@ def policy_lines(plan: Plan, remote: str | None) -> list[tuple[str, str]]:
         lines.append(("drift", f"{known}{found} ({_asked(drift.checked)})"))
     if remote is not None:
         lines.append(("remote", remote))
+    lines += [("undeclared", text) for text in known_undeclared(plan)]
     return lines
 
 
@@ -50,6 +52,7 @@ def policy_json(plan: Plan, remote: str | None) -> dict[str, object]:
             "problem": drift.problem,
         },
         "remote": remote,
+        "undeclared": list(known_undeclared(plan)),
     }
 
 

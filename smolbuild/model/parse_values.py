@@ -77,7 +77,9 @@ def read_env(
             values[name] = environment[name]
             imported[name] = None
             report.notice(
-                key, f"{name} takes the host's value: an input that this file does not declare"
+                key,
+                f"{name} takes the host's value: an input that this file does not declare",
+                undeclared=True,
             )
     return tuple(values.items()), tuple(imported)
 

@@ -237,6 +237,8 @@ class Notice:
     text: str
     loud: bool = False
     file: str = ""
+    undeclared: bool = False
+    """Whether it is about an input that comes from outside of the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,10 +55,17 @@ class Report:
             )
         )
 
-    def notice(self, key: str, text: str, *, loud: bool = False) -> None:
+    def notice(self, key: str, text: str, *, loud: bool = False, undeclared: bool = False) -> None:
         """Note something the user should know about ``key``."""
         self.notices.append(
-            Notice(key=self.prefix + key, line=self.line(key), text=text, loud=loud, file=self.file)
+            Notice(
+                key=self.prefix + key,
+                line=self.line(key),
+                text=text,
+                loud=loud,
+                file=self.file,
+                undeclared=undeclared,
+            )
         )
 
 

@@ -98,3 +98,35 @@ def test_plan_says_what_the_policies_and_the_remote_cache_mean(
     text = smolbuild(*argv, published.replace("team", "nobody")).stdout
     assert "\nremote   no\n" in text
     assert "limit 7d" in text
+
+
+def test_undeclared_inputs_end_the_build_where_the_policy_says_so(smolbuild, built, own_project):
+    smolfile = own_project / "Smolfile"
+    policy = '\n[smolbuild.policy]\nundeclared = "fail"\n'
+    plain = smolfile.read_text()
+    smolfile.write_text(plain.replace('"GREETING=hello"', '"HOME"') + policy)
+    assert smolbuild("lock", "-C", str(own_project)).status == 0
+    boots = smolbuild.boots()
+    early = smolbuild("build", "-C", str(own_project), "--json")
+    assert early.status == 2
+    error = early.document("error")["error"]
+    assert error["code"] == "undeclared"
+    assert "HOME takes the host's value" in error["message"]
+    assert smolbuild.boots() == boots
+
+    # A static busybox can ask a proxy by its address, but look up no names.
+    step = 'run = "wget -q http://elsewhere.example.com:80/ || echo one > /one"'
+    asking = plain.replace('run = "echo one > /one; echo said by step one"', step)
+    assert asking != plain
+    smolfile.write_text(
+        asking.replace(
+            "\n[smolbuild]\n", '\n[network]\nallow_hosts = ["x.example.com"]\n[smolbuild]\n'
+        )
+        + policy
+    )
+    late = smolbuild("build", "-C", str(own_project), "--json")
+    assert late.status == 1, late.stderr
+    error = late.document("error")["error"]
+    assert error["code"] == "undeclared"
+    assert "step one asked for" in error["message"]
+    assert "elsewhere.example.com" in error["message"]
