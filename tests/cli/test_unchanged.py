@@ -23,7 +23,7 @@ HEAVY = (
     "smolbuild.trust",
 )  # fmt: skip
 """Loaded by nothing that a plan needs. Who adds one to the path of an unchanged build makes every
-build wait for it: import it in the function that uses it (see docs/cache.md)."""
+build wait for it: import it in the function that uses it (see docs/speed.md)."""
 
 WATCHED = """
 import json, sys
