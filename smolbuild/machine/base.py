@@ -71,6 +71,11 @@ class Checkpoint:
     state: Path
     disk_overlay: Path
     """The machine's own top overlay at the moment of the checkpoint (qcow2, 64 KiB clusters)."""
+    disk: Disk
+    """All that the memory was saved over, ``disk_overlay`` last: what a restore needs.
+
+    Overlays that the machine finished before lie in its run directory, as long as it lives.
+    """
     contract: Contract
     agent_cursor: bytes
     """Opaque bytes the host needs to go on with the agent's open session in a restored machine."""

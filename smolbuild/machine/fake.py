@@ -33,7 +33,6 @@ from smolbuild.machine.base import (
     OnOutput,
     ProbeResult,
     RestoreSpec,
-    Shape,
 )
 from smolbuild.model.smolfile import ExecProbe, FileProbe, Probe
 from smolbuild.store.qcow2 import CLUSTER, clusters, create_overlay
@@ -140,7 +139,7 @@ class FakeEngine:
         guest.results.clear()
         guest.hostname, guest.boot_id = spec.hostname, _uuid()
         guest.machine_id = guest.machine_id or secrets.token_hex(16)
-        return self._start(guest, spec.shape, ("spawned", "greeting", "agent"))
+        return self._start(guest, spec, ("spawned", "greeting", "agent"))
 
     def restore(
         self, spec: RestoreSpec, *, own_memory: bool = False, timeout: float = 30.0
@@ -162,16 +161,16 @@ class FakeEngine:
             raise MachineError("the checkpoint is damaged", code="damaged") from error
         if guest is None or not intact:
             raise MachineError("the checkpoint is damaged", code="damaged")
-        machine = self._start(
-            guest, spec.shape, ("spawned", "greeting", "loaded", "running", "agent")
-        )
+        machine = self._start(guest, spec, ("spawned", "greeting", "loaded", "running", "agent"))
         machine.shares_memory = not own_memory
         return machine
 
-    def _start(self, guest: _Guest, shape: Shape, milestones: tuple[str, ...]) -> "FakeMachine":
+    def _start(
+        self, guest: _Guest, spec: BootSpec | RestoreSpec, milestones: tuple[str, ...]
+    ) -> "FakeMachine":
         machine = FakeMachine(
             guest,
-            shape,
+            spec,
             directory=self._directory / secrets.token_hex(6),
             on_exec=self._on_exec,
             on_probe=self._on_probe,
@@ -188,7 +187,7 @@ class FakeMachine:
     def __init__(
         self,
         guest: _Guest,
-        shape: Shape,
+        spec: BootSpec | RestoreSpec,
         *,
         directory: Path,
         on_exec: OnExec,
@@ -214,7 +213,8 @@ class FakeMachine:
         self.shares_memory = False
         """Whether it is a fork that cannot be saved."""
         self._guest = guest
-        self._shape = shape
+        self._shape = spec.shape
+        self._disk = spec.disk
         self._directory = private_directory(directory)
         self._on_exec = on_exec
         self._on_probe = on_probe
@@ -384,10 +384,15 @@ class FakeMachine:
             if self.shares_memory:
                 raise MachineError("a fork shares its memory with others and cannot be saved")
             cursor = secrets.token_bytes(8)
+            finished = (self._directory / f"disk{n}.qcow2" for n in range(self._overlays))
+            overlay = directory / "disk.qcow2"
             saved = Checkpoint(
                 memory=directory / "memory",
                 state=directory / "state",
-                disk_overlay=directory / "disk.qcow2",
+                disk_overlay=overlay,
+                disk=Disk(
+                    base=self._disk.base, overlays=(*self._disk.overlays, *finished, overlay)
+                ),
                 contract=self._contract,
                 agent_cursor=cursor,
             )
@@ -395,7 +400,7 @@ class FakeMachine:
                 memory.write(self._guest.encode())
                 memory.truncate(self._shape.memory_mib << 20)
             saved.state.write_bytes(_state(cursor))
-            _write_overlay(saved.disk_overlay, self._shape.disk_bytes, self._guest.encode())
+            saved.disk_overlay.hardlink_to(self.snapshot_disk())
             return saved
 
     def checkpoint(self, directory: Path) -> Checkpoint:

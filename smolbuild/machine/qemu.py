@@ -103,7 +103,7 @@ class QemuEngine:
             hostname=spec.hostname if _HOSTNAME.fullmatch(spec.hostname) else "smolbuild",
         )
         with self._started(wanted, found, spec.disk, spec.shape, requested) as process:
-            with _owned(self._machine(process, found, spec.shape)) as machine:
+            with _owned(self._machine(process, found, spec)) as machine:
                 try:
                     machine.await_boot(requested, deadline)
                 except MachineError as error:
@@ -149,7 +149,7 @@ class QemuEngine:
                 requested,
                 memory=spec.memory if own_memory else None,
             ) as process,
-            _owned(self._machine(process, found, spec.shape, cursor=cursor.session)) as machine,
+            _owned(self._machine(process, found, spec, cursor=cursor.session)) as machine,
         ):
             try:
                 machine.await_restore(state.fileno(), requested, deadline)
@@ -205,7 +205,12 @@ class QemuEngine:
             raise
 
     def _machine(
-        self, process: Process, found: Acceleration, shape: Shape, *, cursor: bytes | None = None
+        self,
+        process: Process,
+        found: Acceleration,
+        spec: BootSpec | RestoreSpec,
+        *,
+        cursor: bytes | None = None,
     ) -> QemuMachine:
         egress = Egress(environment=self._environment, resolve=self._resolve)
         return QemuMachine(
@@ -214,7 +219,8 @@ class QemuEngine:
             egress=egress,
             contract=self.contract(),
             tsc_khz=found.tsc_khz,
-            shape=shape,
+            shape=spec.shape,
+            disk=spec.disk,
         )
 
     def _check_contract(self, wanted: Contract, cursor: Cursor, found: Acceleration) -> None:

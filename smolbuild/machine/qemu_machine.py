@@ -16,6 +16,7 @@ from smolbuild.core.files import fsync_directory, require_space
 from smolbuild.machine.base import (
     Checkpoint,
     Contract,
+    Disk,
     EgressRecord,
     ExecRequest,
     ExecResult,
@@ -89,6 +90,7 @@ class QemuMachine:
         contract: Contract,
         tsc_khz: int,
         shape: Shape,
+        disk: Disk,
     ) -> None:
         self.id = process.directory.id
         self.accelerator = contract.accelerator
@@ -99,6 +101,7 @@ class QemuMachine:
         self._contract = contract
         self._tsc_khz = tsc_khz
         self._shape = shape
+        self._disk = disk
         self._lock = threading.RLock()
         self._overlays = [process.directory.path / "disk0.qcow2"]
         self._discarded = False
@@ -318,10 +321,13 @@ class QemuMachine:
             self._channel.sync(timeout=_FREEZE_SECONDS)
             cursor = Cursor(session=self._channel.quiesce(), tsc_khz=self._tsc_khz)
             self._process.qmp.command("stop", deadline=Deadline.after(_QMP_SECONDS))
+            overlay = directory / "disk.qcow2"
+            overlays = (*self._disk.overlays, *self._overlays[:-1], overlay)
             yield Checkpoint(
                 memory=directory / "memory",
                 state=directory / "state",
-                disk_overlay=directory / "disk.qcow2",
+                disk_overlay=overlay,
+                disk=Disk(base=self._disk.base, overlays=overlays),
                 contract=self._contract,
                 agent_cursor=cursor.encode(),
             )

@@ -12,7 +12,7 @@ from smolbuild.build.pack import encode_agent_cursor, pack_artifact, pack_stream
 from smolbuild.core.digest import digest_bytes, digest_file
 from smolbuild.core.events import silent
 from smolbuild.core.process import run
-from smolbuild.machine.base import Checkpoint
+from smolbuild.machine.base import Checkpoint, Disk
 from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
 from smolbuild.model.contract import Contract, Shape
 from smolbuild.model.key import provenance_key
@@ -78,7 +78,12 @@ def packed(tmp_path):
     kernel.write_bytes(b"KERNEL" * 100)
     initrd.write_bytes(b"INITRD" * 100)
     checkpoint = Checkpoint(
-        memory=memory, state=state, disk_overlay=second, contract=CONTRACT, agent_cursor=b"cursor"
+        memory=memory,
+        state=state,
+        disk_overlay=second,
+        disk=Disk(base=base, overlays=(first, second)),
+        contract=CONTRACT,
+        agent_cursor=b"cursor",
     )
     store = Store(tmp_path / "store")
     (tmp_path / "materialised").mkdir()

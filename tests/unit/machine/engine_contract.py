@@ -188,6 +188,13 @@ class EngineContract:
         booted.put(tar_of({"state": b"two"}), "/srv", timeout=20)
         two = booted.snapshot(directories[1])
         assert files_in(booted.get("/srv/state", timeout=20))["state"][1] == b"two"
+        assert len(two.disk.overlays) == len(spec.disk.overlays) + 2
+        below, top = two.disk.overlays[-2:]
+        assert below.read_bytes() == one.disk_overlay.read_bytes()
+        assert top == two.disk_overlay
+        assert one.disk == Disk(
+            base=spec.disk.base, overlays=(*spec.disk.overlays, one.disk_overlay)
+        )
         booted.discard()
 
         gone_on = engine.restore(restore_spec(spec, one), own_memory=True)
