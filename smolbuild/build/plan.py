@@ -1,10 +1,9 @@
-"""What a build would do: key, every input with its digest, which steps run and why."""
+"""What a build would do: key, every input with its digest, and what changed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smolbuild.build.age import Age, age_of, oldest_delta
-from smolbuild.build.cache import StepCache
 from smolbuild.build.context import BuildContext
 from smolbuild.build.files import collect_files
 from smolbuild.build.lockfile import LockState, follow_base, obtain_lock
@@ -18,7 +17,8 @@ from smolbuild.model.artifact import RunConfig
 from smolbuild.model.contract import Shape
 from smolbuild.model.declared import DeclaredFiles
 from smolbuild.model.key import KeyInputs, build_key_tree, provenance_key, step_chain
-from smolbuild.model.keytree import Change, KeyTree, diff_trees, tree_from_json
+from smolbuild.model.keytree import Change, KeyTree
+from smolbuild.model.lock import Lock
 from smolbuild.model.parse import parse_smolfile
 from smolbuild.model.reference import artifact_name
 from smolbuild.model.smolfile import Service, Smolfile
@@ -30,7 +30,7 @@ from smolbuild.store.layout import last_name
 if TYPE_CHECKING:
     from smolbuild.build.drift import Drift
 
-__all__ = ["Plan", "PlannedStep", "make_plan", "planned_steps"]
+__all__ = ["Plan", "make_plan"]
 
 _GIB = 1 << 30
 
@@ -65,18 +65,10 @@ class Plan:
     """Seconds since 1970: a step's cached disk from before is too old to be used."""
     drift: "Drift | None"
     """What is known of the base's drift; None: nobody asked."""
+    compared: Digest | None
+    """The artifact whose inputs are compared with these; None: there is none, or no need to."""
     changes: tuple[Change, ...] | None
-    """Against the last build of this name; None when there was none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStep:
-    """Whether a step would run, and why."""
-
-    name: str
-    chain_key: Digest
-    cached: bool
-    reason: str
+    """Since the compared artifact; None when there is none to compare with."""
 
 
 def make_plan(
@@ -85,15 +77,24 @@ def make_plan(
     *,
     locked: bool = False,
     check_drift: bool = False,
+    against: str | None = None,
 ) -> Plan:
     """Parse the Smolfile in ``path``, resolve every input and compute the key. Starts no machine.
 
     The lock is written when it is missing or does not fit, unless ``locked``. ``check_drift`` asks
     now whether the base drifted (see ``drift.heed_drift``).
 
+    Args:
+        context: the world.
+        path: the Smolfile.
+        locked: demand that the lock exists and fits.
+        against: the local artifact to compare with (see ``Store.resolve``); None: the last build
+            of this name, and none when the artifact is there already.
+
     Raises:
         SmolfileError: the Smolfile is wrong; every problem at once.
-        UsageError: ``locked`` and the lock does not fit, or something is asked that cannot be.
+        UsageError: ``locked`` and the lock does not fit, something is asked that cannot be, or
+            nothing is ``against``.
         BuildError, HostError, RegistryError: an input is missing or cannot be resolved.
 
     """
@@ -119,8 +120,12 @@ def make_plan(
     found = find_whole(context.store, key)
     age = None if found is None else age_of(found.config, smolfile.policy, now=context.now())
     existing = None if age is not None and age.is_over else found
-    run = run_config(smolfile, base.config)
     name = smolfile.name or artifact_name(smolfile.path.parent.name)
+    if existing is not None and against is None:
+        compared, changes = None, ()
+    else:
+        compared, changes = _compare(context, name, against, inputs, tree, lock.lock)
+    run = run_config(smolfile, base.config)
     return Plan(
         smolfile=smolfile,
         name=name,
@@ -145,54 +150,34 @@ def make_plan(
         age=age,
         oldest_delta=oldest_delta(smolfile.policy, now=context.now()),
         drift=drift,
-        changes=() if existing is not None else _changes(context, name, tree),
+        compared=compared,
+        changes=changes,
     )
 
 
-def planned_steps(plan: Plan, cache: StepCache) -> tuple[PlannedStep, ...]:
-    """Return each step with whether it would run, and why."""
-    cached = len(cache.prefix(plan.chain, since=plan.oldest_delta))
-    first_name = "" if cached >= len(plan.chain) else _link_name(plan, cached)
-    steps = []
-    for link, step in enumerate(plan.smolfile.steps, 1):
-        is_cached = plan.existing is not None or link < cached
-        if plan.existing is not None:
-            reason = "the whole artifact is there"
-        elif is_cached:
-            reason = "its disk is cached"
-        elif plan.age is not None and not plan.changes:
-            reason = f"the artifact is too old: {plan.age}"
-        elif link > cached and plan.changes is not None:
-            reason = f"{first_name} runs before it"
-        else:
-            reason = _why(plan, step.name)
-        steps.append(
-            PlannedStep(name=step.name, chain_key=plan.chain[link], cached=is_cached, reason=reason)
-        )
-    return tuple(steps)
+def _compare(
+    context: BuildContext,
+    name: str,
+    against: str | None,
+    inputs: KeyInputs,
+    tree: KeyTree,
+    lock: Lock,
+) -> tuple[Digest | None, tuple[Change, ...] | None]:
+    """Return the artifact that is ``against``, or the last build of ``name``, and what differs."""
+    # Nothing changed is the common case, and needs no words.
+    from smolbuild.build.explain import changes_since
 
-
-def _link_name(plan: Plan, link: int) -> str:
-    return "the copy" if link == 0 else f"step {plan.smolfile.steps[link - 1].name}"
-
-
-def _why(plan: Plan, step: str) -> str:
-    if plan.changes is None:
-        return "not built before"
-    own = [change.text for change in plan.changes if change.leaf == f"step {step}"]
-    texts = own or [change.text for change in plan.changes]
-    return "; ".join(texts[:5]) or "its cached disk is gone"
-
-
-def _changes(context: BuildContext, name: str, tree: KeyTree) -> tuple[Change, ...] | None:
-    last = context.store.find(last_name(name))
-    if last is None:
-        return None
+    last = None if against is not None else context.store.find(last_name(name))
+    if against is None and last is None:
+        return None, None
     try:
-        old = tree_from_json(load_artifact(context.store, last).config.key_tree)
+        other = load_artifact(context.store, last or context.store.resolve(against or ""))
+        changes = changes_since(context, other.config, inputs=inputs, tree=tree, lock=lock)
     except VerificationError:
-        return None
-    return diff_trees(old, tree)
+        if against is not None:
+            raise
+        return None, None  # a last build that is damaged is none
+    return other.index.descriptor.digest, changes
 
 
 def _drift(

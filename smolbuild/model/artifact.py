@@ -7,6 +7,7 @@ downloads. A chunk without a layer is a hole: all zeros, not shipped.
 
 import json
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from smolbuild.core.codec import decode, encode
@@ -23,6 +24,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MAX_CONFIG_BYTES",
     "ArtifactConfig",
+    "BaseInfo",
     "Chunk",
     "DiskDelta",
     "DiskStreams",
@@ -107,6 +109,23 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaseInfo:
+    """What the base's digest stands for, for people: the key holds the digest alone."""
+
+    kind: str
+    """``debian``, or how the image was found: ``image`` in a registry, ``local`` ..."""
+    reference: str
+    """The suite, or the image as the Smolfile names it."""
+    digest: Digest
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions by name, where the lock knows them."""
+
+    def __str__(self) -> str:
+        """Return how a person names it."""
+        return f"{self.kind} {self.reference}" if self.kind == "debian" else self.reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
     """What was seen before the checkpoint. The restore proof is attested: it comes after it."""
 
@@ -144,6 +163,11 @@ class ArtifactConfig:
     health: Health | None
     restore: RestoreContract
     results: Results
+    base: BaseInfo | None = None
+    kernel_version: str = ""
+    """Of the kernel's package; empty: the user's own kernel."""
+    builder_version: str = ""
+    """Of the smolbuild that built it."""
 
 
 def encode_config(config: ArtifactConfig) -> bytes:
