@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from smolbuild import __version__
+from smolbuild.build.base_info import base_info, kernel_version
 from smolbuild.build.cache import CachedDelta, StepCache, lineage_of
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.gate import prove_restore
+from smolbuild.build.line_notes import note_lines
 from smolbuild.build.pack import (
     encode_agent_cursor,
     pack_artifact,
@@ -166,6 +169,7 @@ def _build(
             context.store.name(
                 artifact.index.descriptor, key_name(plan.key), last_name(plan.name), *names
             )
+            note_lines(context.home.cache, plan.key, plan.files)
     finally:
         packed.close()
         work.remove()
@@ -421,5 +425,8 @@ def _pack(
         health=plan.smolfile.health,
         restore=plan.smolfile.restore,
         results=dataclasses.replace(frozen.results, egress=_egress(links, frozen)),
+        base=base_info(plan.smolfile, plan.lock.lock, plan.base_digest),
+        kernel_version=kernel_version(plan.lock.lock),
+        builder_version=__version__,
     )
     return pack_artifact(context.store, config, streams.layers)

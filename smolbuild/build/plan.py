@@ -81,13 +81,13 @@ def make_plan(
 ) -> Plan:
     """Parse the Smolfile in ``path``, resolve every input and compute the key. Starts no machine.
 
-    The lock is written when it is missing or does not fit, unless ``locked``. ``check_drift`` asks
-    now whether the base drifted (see ``drift.heed_drift``).
+    The lock is written when it is missing or does not fit, unless ``locked``.
 
     Args:
         context: the world.
         path: the Smolfile.
         locked: demand that the lock exists and fits.
+        check_drift: ask now whether the base drifted (see ``drift.heed_drift``).
         against: the local artifact to compare with (see ``Store.resolve``); None: the last build
             of this name, and none when the artifact is there already.
 
@@ -121,9 +121,9 @@ def make_plan(
     age = None if found is None else age_of(found.config, smolfile.policy, now=context.now())
     existing = None if age is not None and age.is_over else found
     name = smolfile.name or artifact_name(smolfile.path.parent.name)
-    if existing is not None and against is None:
-        compared, changes = None, ()
-    else:
+    compared: Digest | None = None
+    changes: tuple[Change, ...] | None = ()
+    if existing is None or against is not None:
         compared, changes = _compare(context, name, against, inputs, tree, lock.lock)
     run = run_config(smolfile, base.config)
     return Plan(

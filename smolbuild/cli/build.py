@@ -125,7 +125,9 @@ def _once(wish: _Wish) -> None:
         names = _names(plan, wish.tags)
         remote = _remote(context, plan, wish.cache_registry, wish.cache_push)
         result = None if wish.no_cache else reuse(context, plan, names)
+        why = None
         if result is None:
+            why = _why(context, plan, no_cache=wish.no_cache)
             result = _build(context, plan, names, phases, wish, remote)
         elif wish.key is not None:
             _sign_too(context, result, wish.key)
@@ -134,7 +136,7 @@ def _once(wish: _Wish) -> None:
         pushed = None
         if wish.push_to is not None:
             result, pushed = _push(context, plan, result, wish.push_to, phases, renew=wish.no_cache)
-    _report(result, plan, pushed, phases, as_json=wish.as_json)
+    _report(result, plan, pushed, phases, why, as_json=wish.as_json)
 
 
 def _build(
@@ -224,6 +226,14 @@ def _push(
     }
 
 
+def _why(context: BuildContext, plan: Plan, *, no_cache: bool) -> dict[str, object]:
+    from smolbuild.build.cache import StepCache
+    from smolbuild.cli.changes import say_why, why_json
+
+    reason = say_why(plan, context.emit, no_cache=no_cache)
+    return why_json(plan, StepCache(context.home.cache), reason)
+
+
 def _names(plan: Plan, tags: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(local_name(tag) for tag in tags or (plan.name,))
 
@@ -249,6 +259,7 @@ def _report(
     plan: Plan,
     pushed: dict[str, object] | None,
     phases: Phases,
+    why: dict[str, object] | None,
     *,
     as_json: bool,
 ) -> None:
@@ -264,6 +275,7 @@ def _report(
                 "manifest": artifact.manifest.descriptor.digest,
                 "reused": result.reused,
                 "origin": result.origin,
+                "why": why,
                 "sizes": sizes,
                 "phases": dict(phases.seconds),
                 "seconds": phases.total(),

@@ -7,7 +7,8 @@ import click
 from smolbuild.build.cache import StepCache
 from smolbuild.build.context import BuildContext
 from smolbuild.build.lockfile import obtain_lock, update_lock
-from smolbuild.build.plan import Plan, make_plan, planned_steps
+from smolbuild.build.plan import Plan, make_plan
+from smolbuild.build.planned import PlannedStep, planned_steps
 from smolbuild.cli import render
 from smolbuild.cli.context import build_context
 from smolbuild.cli.describe import print_table, short
@@ -33,11 +34,18 @@ __all__ = ["lock", "plan"]
     epilog="""\b
 Examples:
   smolbuild plan --json
+  smolbuild plan --against notes:v1
   smolbuild plan --remote --check-drift
 """,
 )
 @file_options
 @click.option("--locked", is_flag=True, help="Fail if Smolfile.lock is missing or does not fit.")
+@click.option(
+    "--against",
+    metavar="NAME|DIGEST",
+    default=None,
+    help="Compare with this local artifact.  [default: the last build of the same name]",
+)
 @drift_option
 @click.option("--remote", is_flag=True, help="Say whether the remote cache has the artifact.")
 @cache_options
@@ -48,25 +56,30 @@ def plan(
     file: Path | None,
     directory: Path | None,
     locked: bool,
+    against: str | None,
     check_drift: bool,
     remote: bool,
     cache_registry: str | None,
     as_json: bool,
     progress: str,
 ) -> None:
-    """Show the provenance key, the lock, every input with its digest, and what would run.
+    """Show the provenance key, the lock, every input with its digest, and what would run and why.
 
+    Each change since the last build is named to the leaf, with the steps that run again for it.
     Starts no machine. Smolfile.lock is written when it is missing or does not fit.
     """
     with render.progress(progress) as emit, build_context(emit) as context:
         made = make_plan(
-            context, smolfile_path(file, directory), locked=locked, check_drift=check_drift
+            context,
+            smolfile_path(file, directory),
+            locked=locked,
+            check_drift=check_drift,
+            against=against,
         )
-        cache = StepCache(context.home.cache)
+        steps = planned_steps(made, StepCache(context.home.cache))
         there = _remote(context, made, cache_registry) if remote else None
-    value = plan_json(made, cache, there)
     if as_json:
-        print_json(value)
+        print_json(plan_json(made, steps, there))
         return
     click.echo(f"key      {made.key}")
     click.echo(f"lock     {made.lock.state}")
@@ -84,13 +97,13 @@ def plan(
             [("  STEP", "STATE", "WHY")]
             + [
                 (f"  {step.name}", "cached" if step.cached else "will run", step.reason)
-                for step in planned_steps(made, cache)
+                for step in steps
             ]
         )
-    if made.changes:
-        click.echo("\nchanged since the last build")
-        for change in made.changes:
-            click.echo(f"  {change}")
+    if made.changes is not None and (made.changes or against):
+        from smolbuild.cli.changes import print_changes
+
+        print_changes(made, steps, against)
 
 
 @click.command(epilog="Example:  smolbuild lock --update")
@@ -138,7 +151,9 @@ def _remote(context: BuildContext, made: Plan, registry: str | None) -> str:
     return has_artifact(context, made, remote)
 
 
-def plan_json(made: Plan, cache: StepCache, remote: str | None = None) -> dict[str, object]:
+def plan_json(
+    made: Plan, steps: tuple[PlannedStep, ...], remote: str | None = None
+) -> dict[str, object]:
     """Return the JSON of ``smolbuild plan``."""
     return {
         "name": made.name,
@@ -157,19 +172,23 @@ def plan_json(made: Plan, cache: StepCache, remote: str | None = None) -> dict[s
                 "state": "cached" if step.cached else "will run",
                 "why": step.reason,
             }
-            for step in planned_steps(made, cache)
+            for step in steps
         ],
-        "changes": None
-        if made.changes is None
-        else [
-            {"leaf": c.leaf, "field": c.field, "old": c.old, "new": c.new, "text": c.text}
-            for c in made.changes
-        ],
+        "against": made.compared,
+        "changes": _changes_json(made, steps),
         "notices": [
             {"key": n.key, "line": n.line, "text": n.text, "loud": n.loud}
             for n in made.smolfile.notices
         ],
     }
+
+
+def _changes_json(made: Plan, steps: tuple[PlannedStep, ...]) -> list[dict[str, object]] | None:
+    if not made.changes:
+        return None if made.changes is None else []
+    from smolbuild.build.explain import changes_json
+
+    return changes_json(made.changes, steps)
 
 
 def _lock_json(value: Lock) -> dict[str, object]:

@@ -189,14 +189,21 @@ def _copy_changes(
             continue
         left.remove(pair)
         kept.append(pair)
-        for field, was, now, said, _ in differences(pair[1], value):
-            yield name, field, was, now, f"copy {_ends_words(value)}: {said}"
+        for words in differences(pair[1], value):
+            text = words.line(f"copy {_ends_words(value)}: ")
+            yield name, words.field, words.old, words.new, text
     for name, value in left:
         yield name, "", value, None, f"copy {_ends_words(value)}: removed"
     order = [pair for pair in old if pair in kept]
     if order != kept:
         was, now = ([_ends_words(value) for _, value in pairs] for pairs in (order, kept))
-        yield "order", "copy", was, now, f"order of the copies: {', '.join(was)} -> {', '.join(now)}"
+        yield (
+            "order",
+            "copy",
+            was,
+            now,
+            f"order of the copies: {', '.join(was)} -> {', '.join(now)}",
+        )
 
 
 def _ends(copy: Mapping[str, Json]) -> tuple[Json, Json]:
@@ -207,9 +214,7 @@ def _ends_words(copy: Mapping[str, Json]) -> str:
     return f"{shown(copy.get('from'))} to {shown(copy.get('to'))}"
 
 
-def _files(
-    old: dict[str, Leaf], new: dict[str, Leaf], lines: LineWords
-) -> Iterator[Change]:
+def _files(old: dict[str, Leaf], new: dict[str, Leaf], lines: LineWords) -> Iterator[Change]:
     for name in sorted({*old, *new}):
         path = name.removeprefix("file ")
         was, now = old.get(name), new.get(name)
@@ -218,9 +223,7 @@ def _files(
             kind = _mapping(there.value).get("kind") if there else None
             what = "" if kind == "file" else f"{kind} "
             verb = "removed" if now is None else "added"
-            yield _change(
-                name, "", was and was.value, now and now.value, f"{path}: {what}{verb}"
-            )
+            yield _change(name, "", _value(was), _value(now), f"{path}: {what}{verb}")
         elif was.digest != now.digest:
             yield from _file(name, path, _mapping(was.value), _mapping(now.value), lines)
 
@@ -251,38 +254,34 @@ def _inside(name: str, prefix: str, old: Json, new: Json) -> Iterator[Change]:
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         yield _change(name, "", old, new, f"{name}: {arrow(old, new)}")
         return
-    plain = {k: v for k, v in old.items() if k != "copy"}, {
-        k: v for k, v in new.items() if k != "copy"
-    }
-    before, after = dict(plain[0]), dict(plain[1])
-    networks = before.pop("network", None), after.pop("network", None)
+    before, after = dict(old), dict(new)
+    copies = _pop_list(before, "copy"), _pop_list(after, "copy")
+    networks = _mapping(before.pop("network", None)), _mapping(after.pop("network", None))
     for words in differences(before, after):
         yield _of_words(name, prefix, words)
-    if networks[0] != networks[1]:
-        for words in differences(_mapping(networks[0]), _mapping(networks[1])):
-            field, was, now, said, details = words
-            yield _of_words(
-                name, prefix, (f"network.{field}", was, now, f"network {said}", details)
-            )
-    copies = [
-        [(str(n), _mapping(item)) for n, item in enumerate(_list(value.get("copy")), 1)]
-        for value in (old, new)
-    ]
-    for number, field, was, now, said in _copy_changes(copies[0], copies[1]):
+    for words in differences(*networks):
+        field = f"network.{words.field}"
+        yield _of_words(name, f"{prefix}network ", replace(words, field=field))
+    for number, field, was, now, said in _copy_changes(*copies):
         inner = f"copy.{number}.{field}".rstrip(".")
         yield _change(name, inner, was, now, f"{prefix}{said}")
 
 
+def _pop_list(value: dict[str, Json], field: str) -> list[tuple[str, Mapping[str, Json]]]:
+    """Take a list of objects out of ``value``, with their numbers from 1 on."""
+    items = value.pop(field, None)
+    listed = items if isinstance(items, list | tuple) else ()
+    return [(str(number), _mapping(item)) for number, item in enumerate(listed, start=1)]
+
+
 def _of_words(name: str, prefix: str, words: Words) -> Change:
-    field, old, new, said, details = words
-    if not prefix and not said.startswith("env "):
-        said = said.replace(f"{said.partition(' ')[0]} ", f"{said.partition(' ')[0]}: ", 1)
-    return _change(name, field, old, new, f"{prefix}{said}", details)
+    text = words.line(prefix)
+    return _change(name, words.field, words.old, words.new, text, words.details)
 
 
 def _came_or_went(name: str, was: Leaf | None, now: Leaf | None) -> Change:
     verb = "removed" if now is None else "added"
-    return _change(name, "", was and was.value, now and now.value, f"{name}: {verb}")
+    return _change(name, "", _value(was), _value(now), f"{name}: {verb}")
 
 
 def _change(
@@ -291,9 +290,9 @@ def _change(
     return Change(leaf=name, field=field, old=old, new=new, text=text, details=details)
 
 
+def _value(item: Leaf | None) -> Json:
+    return None if item is None else item.value
+
+
 def _mapping(value: Json) -> Mapping[str, Json]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Json) -> list[Json]:
-    return list(value) if isinstance(value, list | tuple) else []

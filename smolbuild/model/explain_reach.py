@@ -52,8 +52,7 @@ class Reach:
         A step's network that follows ``[network]``, and a digest of paths when the paths that came
         and went, or the sources, are there to see.
         """
-        kind, _, name = change.leaf.partition(" ")
-        if kind == "step" and change.field.startswith("network."):
+        if change.leaf in self._new.numbers and change.field.startswith("network."):
             return self._new.numbers.get(change.leaf) in self._followers()
         if change.field != "files" and not change.field.endswith(".files"):
             return False

@@ -1,11 +1,13 @@
 """The words for one changed value of a key tree."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 from smolbuild.core.canon import Json
 from smolbuild.core.digest import Digest, hex_of
 from smolbuild.core.text import counted
+from smolbuild.core.values import dataclass
 
 __all__ = ["Words", "arrow", "differences", "environment", "probe_words", "shown"]
 
@@ -31,8 +33,24 @@ _NAMES = {
     "startupGraceMs": "startup_grace",
 }
 
-Words = tuple[str, Json, Json, str, tuple[str, ...]]
-"""Field, old value, new value, what to say, and more lines."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """One changed field: its values, and what a person reads of it."""
+
+    field: str
+    old: Json
+    new: Json
+    name: str
+    said: str
+    details: tuple[str, ...] = ()
+    colon: bool = False
+    """Whether the name is always followed by a colon, also behind the name of a leaf."""
+
+    def line(self, prefix: str = "") -> str:
+        """Return the words as a line; a field behind no prefix gets a colon."""
+        colon = ":" if self.colon or not prefix else ""
+        return f"{prefix}{self.name}{colon} {self.said}"
 
 
 def differences(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[Words]:
@@ -41,20 +59,25 @@ def differences(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[Wo
         before, after = old.get(field), new.get(field)
         if before == after and (field in old) == (field in new):
             continue
-        name = _NAMES.get(field, field)
         if field == "env":
-            yield from _environment(_mapping(before), _mapping(after))
-        elif field in _SETS:
-            yield field, before, after, f"{name} {_came_and_went(before, after)}", ()
+            for words in environment(_mapping(before), _mapping(after)):
+                yield replace(words, field=f"env.{words.field}")
+            continue
+        details: tuple[str, ...] = ()
+        if field in _SETS:
+            said = _came_and_went(before, after)
         elif field in _SCRIPTS and isinstance(before, str) and isinstance(after, str):
             said, details = _script(before, after)
-            yield field, before, after, f"{name} {said}", details
         elif field in _PROBES:
-            yield field, before, after, f"{name} {probe_words(before)} -> {probe_words(after)}", ()
+            said = f"{probe_words(before)} -> {probe_words(after)}"
+        elif field == "files":
+            said = "are other paths"
         elif field.endswith("Ms"):
-            yield field, before, after, f"{name} {before} ms -> {after} ms", ()
+            said = f"{before} ms -> {after} ms"
         else:
-            yield field, before, after, f"{name} {arrow(before, after)}", ()
+            said = arrow(before, after)
+        name = _NAMES.get(field, field)
+        yield Words(field=field, old=before, new=after, name=name, said=said, details=details)
 
 
 def environment(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[Words]:
@@ -62,21 +85,16 @@ def environment(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[Wo
     for name in sorted({*old, *new}):
         before, after = old.get(name), new.get(name)
         if name not in old:
-            said = f"env {name}: added"
+            said = "added"
         elif name not in new:
-            said = f"env {name}: removed"
+            said = "removed"
         elif before == after:
             continue
         elif any(part in name.upper() for part in _TELLING):
-            said = f"env {name}: changed"
+            said = "changed"
         else:
-            said = f"env {name}: {arrow(before, after)}"
-        yield name, before, after, said, ()
-
-
-def _environment(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[Words]:
-    for name, before, after, said, details in environment(old, new):
-        yield f"env.{name}", before, after, said, details
+            said = arrow(before, after)
+        yield Words(field=name, old=before, new=after, name=f"env {name}", said=said, colon=True)
 
 
 def arrow(old: Json, new: Json) -> str:

@@ -35,9 +35,7 @@ class PackageChange:
         return "newer" if order < 0 else "older" if order > 0 else "changed"
 
 
-def compare_packages(
-    old: Mapping[str, str], new: Mapping[str, str]
-) -> tuple[PackageChange, ...]:
+def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PackageChange, ...]:
     """Return what differs between two mappings of package names to versions, sorted by name."""
     return tuple(
         PackageChange(name=name, old=old.get(name), new=new.get(name))
@@ -48,7 +46,7 @@ def compare_packages(
 
 def package_counts(changes: tuple[PackageChange, ...]) -> str:
     """Return ``3 packages newer, 1 added``; empty when there is no change."""
-    words = []
+    words: list[str] = []
     for kind in ("newer", "older", "changed", "added", "removed"):
         number = sum(change.kind == kind for change in changes)
         if number:

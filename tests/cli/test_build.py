@@ -46,7 +46,7 @@ def test_plan_says_what_would_run_and_why(smolbuild, project, built, own_project
     assert value["key"] == built["key"]
     assert value["artifact"] == built["digest"]
     (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
-    (own_project / "two.txt").write_text("changed\n")
+    (own_project / "two.txt").write_text("two\nchanged\n")
     before = smolbuild.starts()
     value = smolbuild("plan", "-C", str(own_project), "--json").document("plan")
     assert smolbuild.starts() == before
@@ -54,9 +54,34 @@ def test_plan_says_what_would_run_and_why(smolbuild, project, built, own_project
     one, two = value["steps"]
     assert (one["state"], two["state"]) == ("cached", "will run")
     assert "two.txt" in two["why"]
-    assert [change["leaf"] for change in value["changes"]] == ["file two.txt"]
+    (change,) = value["changes"]
+    assert (change["leaf"], change["steps"]) == ("file two.txt", ["two"])
+    assert change["text"].endswith(" (line 2 added)")
+    assert value["against"] == built["digest"]
     text = smolbuild("plan", "-C", str(own_project))
     assert "will run" in text.stdout
+    assert "runs again: two" in text.stdout
+
+
+def test_plan_compares_with_any_local_artifact(smolbuild, project, built, own_project):
+    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
+    smolfile = (own_project / "Smolfile").read_text().replace("test/tiny", "test/another")
+    (own_project / "Smolfile").write_text(smolfile.replace("retries = 5", "retries = 6"))
+    value = smolbuild("plan", "-C", str(own_project), "--json").document("plan")
+    assert (value["changes"], value["against"]) == (None, None)
+    for name in ("tiny:v1", built["digest"]):
+        args = ("plan", "-C", str(own_project), "--against", name)
+        value = smolbuild(*args, "--json").document("plan")
+        assert [change["text"] for change in value["changes"]] == ["health: retries 5 -> 6"]
+        assert value["changes"][0]["steps"] == []
+        assert [step["state"] for step in value["steps"]] == ["cached", "cached"]
+        text = smolbuild(*args).stdout
+        assert f"changed since {name}\n  health: retries 5 -> 6" in text
+        assert "no step runs again" in text
+    same = smolbuild("plan", "-C", str(project), "--against", "tiny:v1")
+    assert "nothing changed since tiny:v1" in same.stdout
+    missing = smolbuild("plan", "-C", str(project), "--against", "nothing:here")
+    assert missing.status == 2
 
 
 def test_a_changed_late_input_runs_only_the_late_step(smolbuild, project, built, own_project):
@@ -66,6 +91,8 @@ def test_a_changed_late_input_runs_only_the_late_step(smolbuild, project, built,
         "build", "-C", str(own_project), "-t", "tiny:other", "--json", "--progress", "json"
     )
     assert done.status == 0, done.stderr
+    why = done.document("build")["why"]
+    assert [change["steps"] for change in why["changes"]] == [["two"]]
     events = [json.loads(line) for line in done.stderr.splitlines()]
     steps = {e["name"]: e["cached"] for e in events if e["event"] == "StepStarted"}
     assert steps == {"one": True, "two": False}

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import VerificationError
+from smolbuild.model.artifact import BaseInfo
 from smolbuild.model.contract import Contract
 from smolbuild.model.declared import DeclaredFiles, FileEntry
+from smolbuild.model.explain import Side, explain
 from smolbuild.model.key import EXCLUDED, KeyInputs, build_key_tree, provenance_key, step_chain
-from smolbuild.model.keytree import KeyTree, diff_trees, tree_from_json
+from smolbuild.model.keytree import Change, KeyTree, tree_from_json
 from smolbuild.model.parse import parse_text
 from smolbuild.model.smolfile import (
     Base,
@@ -37,6 +39,8 @@ from smolbuild.model.smolfile import (
     Smolfile,
     Step,
 )
+
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def digest(letter: str) -> Digest:
@@ -119,8 +123,12 @@ def files_with(**selections: tuple[FileEntry, ...]) -> KeyInputs:
     return dataclasses.replace(INPUTS, files=files)
 
 
+def explained(before: KeyInputs, after: KeyInputs) -> tuple[Change, ...]:
+    return explain(Side(tree=build_key_tree(before)), Side(tree=build_key_tree(after)))
+
+
 def texts(inputs: KeyInputs) -> list[str]:
-    return [str(change) for change in diff_trees(build_key_tree(INPUTS), build_key_tree(inputs))]
+    return [str(change) for change in explained(INPUTS, inputs)]
 
 
 # Every field is either in the key or excluded with a reason
@@ -391,37 +399,81 @@ def test_the_key_of_known_inputs_never_changes() -> None:
         (INPUTS, []),
         (smolfile_with(memory=1024), ["memory: 512 -> 1024"]),
         (smolfile_with(user="app"), ["user: none -> app"]),
-        (smolfile_with(env=(("PORT", "81"), ("MODE", "a"))), ["env: PORT 80 -> 81"]),
-        (smolfile_with(env=(("PORT", "80"),)), ["env: MODE a -> none"]),
-        (step_with(1, run="x" * 90), ["step seed: run changed"]),
-        (step_with(1, run="a\nb"), ["step seed: run changed"]),
+        (smolfile_with(env=(("PORT", "81"), ("MODE", "a"))), ["env PORT: 80 -> 81"]),
+        (smolfile_with(env=(("PORT", "80"),)), ["env MODE: removed"]),
+        (smolfile_with(env=(*SMOLFILE.env, ("X", "1"))), ["env X: added"]),
+        (smolfile_with(cmd=("serve", "-v")), ["cmd: none -> [serve, -v]"]),
+        (step_with(0, run="three"), ['step init-1: run "one" -> "three"']),
+        (step_with(1, run="x" * 90), ["step seed: run changed (1 line added, 1 removed)"]),
+        (step_with(1, run="two\nb"), ["step seed: run changed (1 line added, 0 removed)"]),
+        (step_with(1, env=(("A", "2"),)), ["step seed: env A: 1 -> 2"]),
         (step_with(0, user="u"), ["step init-1: user none -> u"]),
-        (step_with(1, secrets=("TOKEN", "B")), ["step seed: secrets [TOKEN] -> [B, TOKEN]"]),
+        (step_with(1, secrets=("TOKEN", "B")), ["step seed: secrets + B"]),
+        (
+            step_with(1, network=False),
+            [
+                "step seed: network mode allow -> off",
+                "step seed: network allow_hosts - a.example.com, - b.example.com",
+            ],
+        ),
+        (
+            smolfile_with(
+                network=Network(mode="allow", allow_hosts=("a.example.com", "c.example.com"))
+            ),
+            ["network: allow_hosts + c.example.com, - b.example.com"],
+        ),
+        (
+            step_with(1, copy=(Copy(source="extra", to="/", mode=0o755),)),
+            ["step seed: copy extra to /: mode none -> 0755"],
+        ),
+        (
+            smolfile_with(copy=(Copy(source="extra", to="/x"), *SMOLFILE.copy)),
+            ["copy extra to /x: added"],
+        ),
         (
             files_with(seed_sql=(file("seed.sql", "d"),)),
-            ["file seed.sql: content sha256:cccccccccccc -> sha256:dddddddddddd"],
+            [f"seed.sql: content sha256:{'c' * 12}{ELLIPSIS} -> {'d' * 12}{ELLIPSIS}"],
         ),
         (
             files_with(seed_sql=(file("seed.sql", "c", executable=True),)),
-            ["file seed.sql: executable false -> true"],
+            ["seed.sql: mode 0644 -> 0755"],
         ),
         (
+            files_with(extra=(FileEntry(path="extra", kind="symlink", target="src/b"),)),
+            ["extra: target src/a -> src/b"],
+        ),
+        (files_with(extra=(file("extra"),)), ["extra: symlink -> file"]),
+        (
             files_with(src=(FileEntry(path="src", kind="dir"), file("src/b", "b"), file("src/c"))),
-            ["file src/c: added", "file src/a: removed"],
+            ["src/a: removed", "src/c: added"],
         ),
         (smolfile_with(services=()), ["service api: removed"]),
+        (
+            smolfile_with(services=(dataclasses.replace(SMOLFILE.services[0], run="x"),)),
+            ['service api: run "serve" -> "x"'],
+        ),
+        (step_with(1, name="fill"), ["step seed: renamed to fill"]),
         (
             smolfile_with(steps=SMOLFILE.steps[::-1]),
             ["order: step init-1, step seed -> step seed, step init-1"],
         ),
-        (smolfile_with(health=None), ["health: changed"]),
+        (smolfile_with(health=None), ["health: removed (http 127.0.0.1:80/, status 200)"]),
+        (
+            smolfile_with(health=dataclasses.replace(SMOLFILE.health, interval=1.0)),  # type: ignore[type-var]
+            ["health: interval 500 ms -> 1000 ms"],
+        ),
+        (smolfile_with(restore=RestoreContract()), ["restore: run [refresh] -> []"]),
         (
             dataclasses.replace(INPUTS, base=digest("9")),
-            ["base: sha256:111111111111 -> sha256:999999999999"],
+            [f"base: sha256:{'1' * 12}{ELLIPSIS} -> {'9' * 12}{ELLIPSIS}"],
         ),
         (
             dataclasses.replace(INPUTS, contract=dataclasses.replace(CONTRACT, accelerator="kvm")),
             ["accelerator: tcg -> kvm"],
+        ),
+        (
+            dataclasses.replace(INPUTS, contract=dataclasses.replace(CONTRACT, engine_version="8")),
+            ["engine version: 7.2 -> 8"],
         ),
     ],
 )
@@ -437,7 +489,170 @@ def test_there_is_a_difference_exactly_when_the_keys_differ(
     first = build_key_tree(changed(*one, OTHER[one[0]][one[1]])[1])
     second = build_key_tree(changed(*two, OTHER[two[0]][two[1]])[1])
     same = provenance_key(first) == provenance_key(second)
-    assert (diff_trees(first, second) == ()) == same
+    assert (explain(Side(tree=first), Side(tree=second)) == ()) == same
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS)
+def test_a_changed_field_is_named_and_said_to_reach_as_far_as_it_does(
+    kind: str, field: str
+) -> None:
+    """The steps that run again, by the explanation, are those whose chain keys are new."""
+    before, after = changed(kind, field, OTHER[kind][field])
+    changes = explained(before, after)
+    assert bool(changes) == (f"{kind}.{field}" not in EXCLUDED)
+    assert all(change.text.isprintable() for change in changes)
+    assert said_to_differ(changes) == first_to_differ(before, after)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        smolfile_with(steps=SMOLFILE.steps[1:]),
+        smolfile_with(steps=SMOLFILE.steps[:1]),
+        smolfile_with(steps=SMOLFILE.steps[::-1]),
+        smolfile_with(steps=(Step(name="new", run="new"), *SMOLFILE.steps)),
+        smolfile_with(steps=(*SMOLFILE.steps, Step(name="new", run="new"))),
+        smolfile_with(copy=(*SMOLFILE.copy, Copy(source="extra", to="/y"))),
+        step_with(0, network=("z.example.com",)),
+        step_with(1, inputs=("seed.sql", "src")),
+        files_with(seed_sql=(file("seed.sql", "d"),)),
+        files_with(src=(FileEntry(path="src", kind="dir"), file("src/b", "b"), file("src/c"))),
+        files_with(extra=(file("extra"),)),
+        files_with(src=(FileEntry(path="src", kind="dir"), file("src/a"), file("src/b", "9"))),
+    ],
+)
+def test_what_is_said_of_steps_and_files_reaches_as_far_as_they_do(after: KeyInputs) -> None:
+    changes = explained(INPUTS, after)
+    assert changes
+    assert said_to_differ(changes) == first_to_differ(INPUTS, after)
+
+
+def test_the_network_of_all_is_said_once_and_reaches_the_steps_that_follow_it() -> None:
+    own = step_with(0, network=False)
+    after = dataclasses.replace(
+        own, smolfile=dataclasses.replace(own.smolfile, network=Network(mode="full"))
+    )
+    changes = explained(own, after)
+    assert {change.leaf for change in changes} == {"network"}
+    assert said_to_differ(changes) == first_to_differ(own, after) == 2
+
+
+def said_to_differ(changes: tuple[Change, ...]) -> int | None:
+    return min((change.first for change in changes if change.first is not None), default=None)
+
+
+def first_to_differ(before: KeyInputs, after: KeyInputs) -> int | None:
+    old, new = step_chain(before), step_chain(after)
+    for link, (was, now) in enumerate(zip(old, new, strict=False)):
+        if was != now:
+            return link
+    return len(old) if len(new) > len(old) else None
+
+
+def test_a_command_that_changed_is_shown_as_a_small_diff() -> None:
+    old = step_with(1, run="one\ntwo\nthree\nfour")
+    new = step_with(1, run="one\n-- two\nthree\nfour")
+    (change,) = explained(old, new)
+    assert change.details == ("@@ -1,3 +1,3 @@", "  one", "- two", "+ -- two", "  three")
+
+
+def test_the_diff_of_a_long_command_ends() -> None:
+    old = step_with(1, run="\n".join(map(str, range(500))))
+    new = step_with(1, run="\n".join(map(str, range(1000, 1500))))
+    (change,) = explained(old, new)
+    assert change.text == "step seed: run changed (500 lines added, 500 removed)"
+    assert len(change.details) == 41
+    assert change.details[-1] == "(961 more lines)"
+
+
+def test_a_variable_that_may_be_a_secret_is_named_without_its_value() -> None:
+    old, new = (smolfile_with(env=(("API_TOKEN", value),)) for value in ("hunter1", "hunter2"))
+    (change,) = explained(old, new)
+    assert str(change) == "env API_TOKEN: changed"
+
+
+def test_the_lines_of_a_file_are_said_where_they_are_known() -> None:
+    after = files_with(seed_sql=(file("seed.sql", "d"),))
+    asked = []
+
+    def lines(path: str, old: Digest, new: Digest) -> str:
+        asked.append((path, old, new))
+        return "line 4 changed"
+
+    (change,) = explain(
+        Side(tree=build_key_tree(INPUTS)), Side(tree=build_key_tree(after)), lines=lines
+    )
+    assert str(change).endswith(" (line 4 changed)")
+    assert asked == [("seed.sql", digest("c"), digest("d"))]
+
+
+def debian(**packages: str) -> BaseInfo:
+    return BaseInfo(kind="debian", reference="bookworm", digest=digest("1"), packages=packages)
+
+
+def image(reference: str) -> BaseInfo:
+    return BaseInfo(kind="image", reference=reference, digest=digest("1"))
+
+
+DIGESTS = f"sha256:{'1' * 12}{ELLIPSIS} -> {'9' * 12}{ELLIPSIS}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text", "details"),
+    [
+        (
+            debian(libc6="2.36-9+deb12u7", a="1", gone="1", down="2"),
+            debian(libc6="2.36-9+deb12u8", a="1", come="3", down="1~rc1"),
+            "base debian bookworm: 1 package newer, 1 older, 1 added, 1 removed",
+            (
+                "+ come 3",
+                "down 2 -> 1~rc1",
+                "- gone 1",
+                "libc6 2.36-9+deb12u7 -> 2.36-9+deb12u8",
+            ),
+        ),
+        (
+            debian(a="1", b="1", c="1"),
+            debian(a="2", b="2", c="10"),
+            "base debian bookworm: 3 packages newer",
+            ("a 1 -> 2", "b 1 -> 2", "c 1 -> 10"),
+        ),
+        (debian(a="1"), debian(a="1"), f"base debian bookworm: {DIGESTS}", ()),
+        (
+            image("r.example.com/x:1"),
+            image("r.example.com/x:1"),
+            f"base r.example.com/x:1: {DIGESTS}",
+            (),
+        ),
+        (
+            debian(a="1"),
+            image("r.example.com/x:1"),
+            f"base: debian bookworm -> r.example.com/x:1 ({DIGESTS})",
+            (),
+        ),
+        (None, debian(a="1"), f"base: {DIGESTS}", ()),
+    ],
+)
+def test_what_is_said_of_the_base(
+    old: BaseInfo | None, new: BaseInfo | None, text: str, details: tuple[str, ...]
+) -> None:
+    after = dataclasses.replace(INPUTS, base=digest("9"))
+    (change,) = explain(
+        Side(tree=build_key_tree(INPUTS), base=old), Side(tree=build_key_tree(after), base=new)
+    )
+    assert (change.text, change.details, change.first) == (text, details, 0)
+
+
+def test_kernel_and_agent_are_said_as_versions_where_they_are_known() -> None:
+    after = dataclasses.replace(INPUTS, kernel=digest("9"), agent=digest("9"))
+    changes = explain(
+        Side(tree=build_key_tree(INPUTS), kernel="6.1.1-1", builder="0.1.0"),
+        Side(tree=build_key_tree(after), kernel="6.1.2-1", builder="0.2.0"),
+    )
+    assert [str(change) for change in changes] == [
+        "kernel: 6.1.1-1 -> 6.1.2-1",
+        "agent of smolbuild: 0.1.0 -> 0.2.0",
+    ]
 
 
 # The tree as JSON
@@ -448,7 +663,7 @@ def test_a_tree_survives_the_round_trip(field: tuple[str, str]) -> None:
     tree = build_key_tree(changed(*field, OTHER[field[0]][field[1]])[1])
     again = tree_from_json(json.loads(json.dumps(tree.to_json())))
     assert provenance_key(again) == provenance_key(tree)
-    assert diff_trees(tree, again) == ()
+    assert explain(Side(tree=tree), Side(tree=again)) == ()
     assert list(again.leaves) == list(tree.leaves)
 
 
