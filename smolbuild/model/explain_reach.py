@@ -21,7 +21,7 @@ _LATE_FIELDS = frozenset(
     )
 )
 """Fields that no link of the chain holds."""
-_LATE = ("network", "health", "restore", "service")
+_LATE = ("network", "health", "restore", "scrub", "service")
 """Leaves that no link of the chain holds; a step's network stands in the step."""
 
 
