@@ -269,6 +269,7 @@ def _set_up(
                 cache=cache,
                 secrets=secrets,
                 emit=context.emit,
+                authorities=plan.authorities,
             )
     except BaseException:
         machine.discard()

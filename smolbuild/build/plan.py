@@ -1,5 +1,6 @@
 """What a build would do: key, every input with its digest, and what changed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from smolbuild.guest.initramfs import initramfs_key
 from smolbuild.model.artifact import RunConfig
 from smolbuild.model.contract import Shape
 from smolbuild.model.declared import DeclaredFiles
+from smolbuild.model.environment import merge_env
 from smolbuild.model.key import KeyInputs, build_key_tree, provenance_key, step_chain
 from smolbuild.model.keytree import Change, KeyTree
 from smolbuild.model.lock import Lock
@@ -28,6 +30,7 @@ from smolbuild.store.artifact import Artifact, find_whole, load_artifact
 from smolbuild.store.layout import last_name
 
 if TYPE_CHECKING:
+    from smolbuild.build.authorities import Authority
     from smolbuild.build.drift import Drift
 
 __all__ = ["Plan", "make_plan"]
@@ -46,6 +49,8 @@ class Plan:
     files: DeclaredFiles
     local_base: bool
     """Whether the base is an image on this host, which no lock pins."""
+    authorities: "tuple[Authority, ...]"
+    """What the guest trusts besides its own certificates."""
     base_digest: Digest
     kernel_digest: Digest
     tree: KeyTree
@@ -101,6 +106,7 @@ def make_plan(
     smolfile = parse_smolfile(path, environment=context.environment)
     _refuse_half_networks(smolfile)
     files = collect_files(smolfile.path.parent, smolfile, cache=context.home.cache)
+    authorities, trust_env = _authorities(smolfile)
     lock = obtain_lock(context, smolfile, locked=locked)
     lock, drift = _drift(context, smolfile, lock, locked=locked, force=check_drift)
     base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
@@ -114,6 +120,7 @@ def make_plan(
         contract=context.contract(),
         smolfile=smolfile,
         files=files,
+        authorities=tuple(one.digest for one in authorities),
     )
     tree = build_key_tree(inputs)
     key = provenance_key(tree)
@@ -126,12 +133,14 @@ def make_plan(
     if existing is None or against is not None:
         compared, changes = _compare(context, name, against, inputs, tree, lock.lock)
     run = run_config(smolfile, base.config)
+    run = replace(run, env=merge_env(trust_env, run.env))
     return Plan(
         smolfile=smolfile,
         name=name,
         lock=lock,
         files=files,
         local_base=has_local_base(smolfile),
+        authorities=authorities,
         base_digest=base.digest,
         kernel_digest=kernel,
         tree=tree,
@@ -188,6 +197,16 @@ def _drift(
     from smolbuild.build.drift import heed_drift
 
     return heed_drift(context, smolfile, lock, locked=locked, force=force)
+
+
+def _authorities(
+    smolfile: Smolfile,
+) -> "tuple[tuple[Authority, ...], tuple[tuple[str, str], ...]]":
+    if not smolfile.ca_files:
+        return (), ()  # the common case
+    from smolbuild.build.authorities import authority_env, read_authorities
+
+    return read_authorities(smolfile), authority_env(smolfile)
 
 
 def _refuse_half_networks(smolfile: Smolfile) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from smolbuild.build.authorities import Authority
 from smolbuild.build.cache import StepCache
 from smolbuild.build.owners import guest_owners
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.tarstream import tar_stream
+from smolbuild.build.trust_store import install_authorities
 from smolbuild.build.undeclared import heed_denied
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError, MachineError
@@ -67,6 +69,7 @@ def run_steps(
     cache: StepCache,
     secrets: Secrets,
     emit: Emit,
+    authorities: tuple[Authority, ...] = (),
 ) -> tuple[StepRun, ...]:
     """Apply the links ``first`` … of the chain (0: copies, n: n-th step), keeping each delta.
 
@@ -86,6 +89,7 @@ def run_steps(
         if link == 0:
             name = COPY_STEP
             _copy(machine, smolfile.copy, files, emit)
+            install_authorities(machine, authorities)
         else:
             step = smolfile.steps[link - 1]
             name = step.name

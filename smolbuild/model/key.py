@@ -46,6 +46,7 @@ EXCLUDED: Mapping[str, str] = {
     "Smolfile.platform": "it selects the base; the base digest and the architecture count",
     "Smolfile.base": "the base digest covers suite, packages and variant",
     "Smolfile.kernel": "the kernel digest counts, not its path",
+    "Smolfile.ca_files": "the certificates count, not where they lie: see KeyInputs.authorities",
     "Smolfile.imported_env": "the value counts, in env, not where it came from",
     "Smolfile.storage": "parsed for smolvm only: the machine has one disk",
     "Smolfile.ports": "about the host that runs a fork, outside of the artifact",
@@ -82,6 +83,8 @@ class KeyInputs:
     contract: Contract
     smolfile: Smolfile
     files: DeclaredFiles
+    authorities: tuple[Digest, ...] = ()
+    """Of the certificates that the guest trusts besides its own."""
 
 
 def build_key_tree(inputs: KeyInputs) -> KeyTree:
@@ -128,6 +131,7 @@ def step_chain(inputs: KeyInputs) -> tuple[Digest, ...]:
                 "workdir": smolfile.workdir,
                 "copies": [_copy(copy, inputs.files) for copy in smolfile.copy],
                 "files": _contents(inputs.files, (copy.source for copy in smolfile.copy)),
+                **({"authorities": _authorities(inputs)} if inputs.authorities else {}),
             },
         )
     ]
@@ -170,6 +174,8 @@ def _leaves(inputs: KeyInputs) -> Iterator[tuple[str, Json]]:
         },
     )
     yield "network", _network(smolfile.network)
+    if inputs.authorities:
+        yield "authorities", _authorities(inputs)
     yield "env", dict(smolfile.env)
     yield (
         "run",
@@ -277,6 +283,10 @@ def _network(network: Network) -> Json:
         "allowHostPatterns": sorted(set(network.allow_host_patterns)),
         "allowCidrs": sorted(set(network.allow_cidrs)),
     }
+
+
+def _authorities(inputs: KeyInputs) -> Json:
+    return sorted({str(digest) for digest in inputs.authorities})
 
 
 def _list(texts: tuple[str, ...] | None) -> Json:

@@ -140,6 +140,9 @@ UPSTREAM: Mapping[str, Shape] = {
         "allow_hosts": _texts("Host names; each allows its subdomains too."),
         "allow_host_patterns": _texts("Exact host names, or `*.name` for the subdomains only."),
         "allow_cidrs": _texts("Address ranges; a bare address is a range of one."),
+        "ca_files": _texts(
+            "PEM files of this host whose certificates the guest trusts besides its own."
+        ),
         "credentials": Key(
             kind=Kind.TABLES, about=f"Credential substitution. {_SMOLVM}", shape="credential"
         ),

@@ -238,6 +238,7 @@ def _assemble(
         ports=upstream.ports,
         volumes=upstream.volumes,
         network=upstream.network,
+        ca_files=upstream.ca_files,
         health=ours.health or upstream.health,
         restart=upstream.restart,
         secrets={**implied, **upstream.secrets, **ours.secrets},

@@ -57,6 +57,7 @@ class Upstream:
     init: tuple[tuple[str, str], ...]
     """``(command, key)``."""
     network: Network
+    ca_files: tuple[str, ...]
     health: Health | None
     restart: Restart
     secrets: Mapping[str, SecretSource]
@@ -97,6 +98,7 @@ def read_upstream(root: Table, *, use_dev: bool, environment: Mapping[str, str])
         volumes=dev.volumes or read_volumes(root, "volumes"),
         init=dev.init or root.listed("init"),
         network=_network(root),
+        ca_files=_ca_files(root),
         health=_health(root),
         restart=_restart(root),
         secrets=read_secrets(root),
@@ -183,6 +185,11 @@ def _network(root: Table) -> Network:
             mode="allow", allow_hosts=hosts, allow_host_patterns=patterns, allow_cidrs=cidrs
         )
     return Network(mode="full" if net or credentials else "off")
+
+
+def _ca_files(root: Table) -> tuple[str, ...]:
+    table = root.table("network")
+    return () if table is None else table.texts("ca_files")
 
 
 def _health(root: Table) -> Health | None:

@@ -268,6 +268,8 @@ class Smolfile:
     """(host, guest); of a fork's host, not of the artifact."""
     volumes: tuple[str, ...] = ()
     network: Network = Network()
+    ca_files: tuple[str, ...] = ()
+    """Paths of PEM files of this host, as given: certificates that the guest trusts."""
     health: Health | None = None
     restart: Restart = Restart()
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)

@@ -141,6 +141,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
         "cmd": ("c",),
         "env": (("PORT", "81"),),
         "imported_env": ("PORT",),
+        "ca_files": ("ca.pem",),
         "workdir": "/w",
         "user": "u",
         "cpus": 9,
@@ -220,6 +221,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
         "kernel": digest("9"),
         "initramfs": digest("9"),
         "agent": digest("9"),
+        "authorities": (digest("9"),),
     },
     "Contract": {
         "engine": "x",
@@ -272,7 +274,7 @@ def changed(kind: str, field: str, value: Any) -> tuple[KeyInputs, KeyInputs]:
 CLASSES = [Smolfile, Step, Service, Copy, Health, Network, RestoreContract, Scrub, Contract]
 CLASSES += [HttpProbe, PortProbe, FileProbe, ExecProbe]
 FIELDS = [(kind.__name__, field.name) for kind in CLASSES for field in dataclasses.fields(kind)]
-FIELDS += [("KeyInputs", name) for name in ("base", "kernel", "initramfs", "agent")]
+FIELDS += [("KeyInputs", name) for name in ("base", "kernel", "initramfs", "agent", "authorities")]
 
 
 @pytest.mark.parametrize(("kind", "field"), FIELDS)
