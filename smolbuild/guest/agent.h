@@ -230,7 +230,8 @@ bool identity_set(enum identity which, const char *value);
 bool new_uuid(char text[UUID_SIZE]);
 
 /* fixup.c */
-void fixup_prepare(void); /* before a checkpoint: what a fork's freshen needs is ready and open */
+/* Before a save: what a freshen needs is ready and open; with names, what a renaming one needs. */
+void fixup_prepare(bool names);
 void freshen_request(struct stream *s, struct reader *in);
 void identity_request(struct stream *s);
 void thaw_request(struct stream *s);

@@ -100,13 +100,13 @@ static bool stir(const uint8_t *bytes)
 	return done;
 }
 
-void fixup_prepare(void)
+void fixup_prepare(bool names)
 {
 	if (!is_guest)
 		return;
 	if (random_device < 0)
 		random_device = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
-	if (!identity_prepare(!frozen))
+	if (names && !identity_prepare(!frozen))
 		say("identity files: %s", strerror(errno));
 }
 
@@ -148,14 +148,12 @@ static void begin_worker(struct stream *s, int (*work)(void *), void *argument, 
 	job_attach(job, s);
 }
 
-/* The clock first, it is the older the longer it waits; programs that wait for the disk last. */
-static const char *freshen(const struct timespec *clock, const uint8_t *entropy,
-			   const char *hostname, const char *machine_id, char boot_id[UUID_SIZE])
+/* A machine that gets no new name goes on being the one it was, and keeps its boot id too. */
+static const char *take_names(const char *hostname, const char *machine_id, char boot_id[UUID_SIZE])
 {
-	if (clock_settime(CLOCK_REALTIME, clock) < 0)
-		return "cannot set the clock";
-	if (!stir(entropy))
-		return "cannot add entropy";
+	*boot_id = 0;
+	if (!*hostname && !*machine_id)
+		return NULL;
 	if (!identity_prepared() && !(thaw() && identity_prepare(true)))
 		return "cannot mount the identity files";
 	if (!new_uuid(boot_id) || !identity_set(ID_BOOT, boot_id))
@@ -165,6 +163,20 @@ static const char *freshen(const struct timespec *clock, const uint8_t *entropy,
 		return "cannot set the host name";
 	if (*machine_id && !identity_set(ID_MACHINE, machine_id))
 		return "cannot set the machine id";
+	return NULL;
+}
+
+/* The clock first, it is the older the longer it waits; programs that wait for the disk last. */
+static const char *freshen(const struct timespec *clock, const uint8_t *entropy,
+			   const char *hostname, const char *machine_id, char boot_id[UUID_SIZE])
+{
+	if (clock_settime(CLOCK_REALTIME, clock) < 0)
+		return "cannot set the clock";
+	if (!stir(entropy))
+		return "cannot add entropy";
+	const char *failed = take_names(hostname, machine_id, boot_id);
+	if (failed)
+		return failed;
 	return thaw() ? NULL : "cannot thaw the file system";
 }
 
@@ -188,7 +200,7 @@ void freshen_request(struct stream *s, struct reader *in)
 		} else if (regenerate & SSH_HOST_KEYS && access("/etc/ssh", F_OK) == 0) {
 			begin_worker(s, ssh_keygen, NULL, timeout, finish_freshen);
 		} else {
-			identify(s, *machine_id ? machine_id : NULL, boot_id);
+			identify(s, *machine_id ? machine_id : NULL, *boot_id ? boot_id : NULL);
 		}
 	}
 }

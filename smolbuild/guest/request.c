@@ -8,15 +8,20 @@ void epoch_began(void)
 	tunnels_pause(false);
 }
 
-static void quiesce(struct stream *s)
+static void quiesce(struct stream *s, struct reader *in)
 {
+	bool names = read_u8(in);
+	if (in->bad) {
+		stream_result(s, C_BAD_REQUEST, "malformed quiesce request", NULL);
+		return;
+	}
 	tunnels_reset();
 	if (stream_count() > 1) {
 		stream_result(s, C_BUSY, "requests are still open", NULL);
 		return;
 	}
 	tunnels_pause(true);
-	fixup_prepare();
+	fixup_prepare(names);
 	stream_result(s, C_OK, NULL, NULL);
 }
 
@@ -60,7 +65,7 @@ void request(struct stream *s, struct reader *in)
 		worker_request(s, in, op);
 		return;
 	case OP_QUIESCE:
-		quiesce(s);
+		quiesce(s, in);
 		return;
 	case OP_TUNNELS:
 		tunnels_request(s, in);

@@ -167,10 +167,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshen:
-    """The one fix-up call after a restore; the engine adds wall time and 64 bytes of entropy."""
+    """The one fix-up call after a restore; the engine adds wall time and 64 bytes of entropy.
 
-    hostname: str
-    machine_id: str
+    Without any name the machine goes on being the one that was saved: its boot id stays too.
+    """
+
+    hostname: str = ""
+    machine_id: str = ""
     """32 lower-case hex digits."""
     regenerate: tuple[str, ...] = ()
 
@@ -251,7 +254,7 @@ class Machine(Protocol):
         """
 
     def freshen(self, call: Freshen) -> Identity:
-        """Thaw, set the clock, reseed, set hostname and machine-id: one call."""
+        """Thaw, set the clock, reseed, set the hostname and machine-id given: one call."""
 
     def identity(self) -> Identity:
         """Return the machine's identity and 32 fresh random bytes."""
@@ -266,8 +269,9 @@ class Machine(Protocol):
         """Save the machine as it is into ``directory``, an empty one; it goes on running.
 
         From then on it writes to a new overlay, as after ``snapshot_disk``, and the finished one is
-        ``Checkpoint.disk_overlay``. The files are complete, not fsynced. Whatever fails, the
-        machine goes on.
+        ``Checkpoint.disk_overlay``. The files are complete, not fsynced. It is paused meanwhile,
+        and its clock is right again afterwards. Whatever fails, the machine goes on; when there is
+        no space for the memory (HostError), over the overlay that it had.
         """
 
     def checkpoint(self, directory: Path) -> Checkpoint:

@@ -301,9 +301,11 @@ class AgentChannel:
         """Undo ``freeze``. Idempotent."""
         self._connection.call("thaw", Op.THAW, b"", _CALL_SECONDS)
 
-    def quiesce(self, *, timeout: float = 30.0) -> bytes:
+    def quiesce(self, *, names: bool = True, timeout: float = 30.0) -> bytes:
         """Bring the session to rest and return the cursor to go on with it, here or in a fork.
 
+        ``names`` mounts the files that tell machines apart over their places, so that a fork takes
+        another name quickly; a machine that is to go on as it is does without.
         Tunnels are aborted (new ones wait in the guest). After it, not a byte is under way in
         either direction; the next call, here or on a channel made with the cursor, goes on.
 
@@ -311,7 +313,7 @@ class AgentChannel:
             MachineError: besides the usual, code ``agent-busy`` when another call is still open.
 
         """
-        return self._connection.rest(timeout=timeout)
+        return self._connection.rest(names=names, timeout=timeout)
 
     def enable_tunnels(self, port: int = 3128) -> str:
         """Let the agent listen on the guest's loopback ``port`` and be its gateway. Idempotent.

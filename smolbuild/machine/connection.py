@@ -26,6 +26,7 @@ from smolbuild.machine.wire import (
     FrameType,
     Op,
     encode_frame,
+    flag,
     u8,
     u32,
 )
@@ -143,10 +144,11 @@ class AgentConnection:
             with self._lock:
                 self._streams.pop(number, None)
 
-    def rest(self, *, timeout: float) -> bytes:
+    def rest(self, *, names: bool, timeout: float) -> bytes:
         """Bring the session to rest and return its cursor; the next request wakes it again.
 
-        After it, not a byte is under way in either direction, and none is until the next request.
+        ``names`` makes ready what a fork needs to take another name quickly. After it, not a byte
+        is under way in either direction, and none is until the next request.
 
         Raises:
             MachineError: code ``agent-busy`` when a request is still open.
@@ -157,7 +159,7 @@ class AgentConnection:
                 raise MachineError("calls to the guest agent are still open", code="agent-busy")
         self._tunnels.pause(timeout)
         try:
-            self.call("quiesce", Op.QUIESCE, b"", timeout)
+            self.call("quiesce", Op.QUIESCE, flag(names), timeout)
             with self._lock:
                 cursor = _CURSOR + u32(self._epoch) + u32(self._last_stream)
                 self._epoch += 1

@@ -352,10 +352,12 @@ class FakeMachine:
         return 0
 
     def freshen(self, call: Freshen) -> Identity:
-        """Take the new names and a new boot id."""
+        """Take the new names and, when there are any, a new boot id."""
         self._check()
-        self._guest.hostname, self._guest.machine_id = call.hostname, call.machine_id
-        self._guest.boot_id = _uuid()
+        self._guest.hostname = call.hostname or self._guest.hostname
+        self._guest.machine_id = call.machine_id or self._guest.machine_id
+        if call.hostname or call.machine_id:
+            self._guest.boot_id = _uuid()
         return self.identity()
 
     def identity(self) -> Identity:

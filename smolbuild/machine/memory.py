@@ -16,6 +16,8 @@ _CHUNK = 1 << 20
 _COPY = 1 << 26
 _FICLONE = 0x40049409
 """ioctl of linux/fs.h: share the blocks of a file, copy-on-write, where the file system can."""
+_CANNOT = (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+"""How kernels and file systems say that they do not copy by themselves."""
 _PAGE = 4096
 _ZEROS = bytes(_CHUNK)
 _ZERO_PAGE = bytes(_PAGE)
@@ -51,7 +53,7 @@ def save_sparse(source: Path, target: Path, *, sync: bool = True) -> int:
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Copy a sparse file to the new file ``target``, holes and all, in the kernel.
+    """Copy a sparse file to the new file ``target``, holes and all, in the kernel where it can.
 
     Where the file system can share blocks, nothing is copied. Not atomic, not fsynced.
 
@@ -71,14 +73,24 @@ def copy_sparse(source: Path, target: Path) -> None:
         try:
             os.ftruncate(writer, os.fstat(reader).st_size)
             for start, end in data_extents(reader):
-                at = start
-                while at < end:
-                    done = os.copy_file_range(reader, writer, min(_COPY, end - at), at, at)
-                    if done == 0:
-                        break  # cut short meanwhile; whoever uses the copy sees what is missing
-                    at += done
+                _copy_extent(reader, writer, start, end)
         except OSError as error:
             raise _explained(error, target) from error
+
+
+def _copy_extent(reader: int, writer: int, at: int, end: int) -> None:
+    while at < end:
+        try:
+            done = os.copy_file_range(reader, writer, min(_COPY, end - at), at, at)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            data = os.pread(reader, min(_CHUNK, end - at), at)
+            _write(writer, at, memoryview(data))
+            done = len(data)
+        if done == 0:
+            return  # cut short meanwhile; whoever uses the copy sees what is missing
+        at += done
 
 
 def _explained(error: OSError, target: Path) -> Exception:

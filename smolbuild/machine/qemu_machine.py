@@ -279,15 +279,20 @@ class QemuMachine:
     def snapshot(self, directory: Path) -> Checkpoint:
         """Save the machine as it is into ``directory``; it goes on running on a new overlay.
 
-        The files are not fsynced. Raises as ``checkpoint`` does; the machine goes on all the same.
+        The files are not fsynced. Raises as ``checkpoint`` does; the machine goes on all the same,
+        and when the memory did not fit it also goes on over the overlay it had.
         """
-        with self._paused(directory, "the snapshot") as saved:
+        with self._paused(directory, "the snapshot", names=False) as saved:
             try:
+                save_sparse(self._memory(), saved.memory, sync=False)
                 # Before the state is saved: after it QEMU has given the disk up until it goes on.
                 finished = self._new_overlay()
-                self._save(saved, finished, sync=False)
+                self._save_state(saved.state, sync=False)
             finally:
                 self._process.qmp.command("cont", deadline=Deadline.after(_QMP_SECONDS))
+                # Its clock stood still meanwhile, and must not show it.
+                self._channel.freshen(Freshen())
+            _keep(finished, saved.disk_overlay, sync=False)
             return saved
 
     def checkpoint(self, directory: Path) -> Checkpoint:
@@ -300,14 +305,19 @@ class QemuMachine:
                 cannot save it.
 
         """
-        with self._paused(directory, "the checkpoint") as saved:
-            self._save(saved, self._overlays[-1], sync=True)
+        with self._paused(directory, "the checkpoint", names=True) as saved:
+            self._save_state(saved.state, sync=True)
+            save_sparse(self._memory(), saved.memory, sync=True)
+            _keep(self._overlays[-1], saved.disk_overlay, sync=True)
             fsync_directory(directory)
             return saved
 
     @contextlib.contextmanager
-    def _paused(self, directory: Path, doing: str) -> Iterator[Checkpoint]:
-        """Stop the machine at rest and give the files that it is to be saved in."""
+    def _paused(self, directory: Path, doing: str, *, names: bool) -> Iterator[Checkpoint]:
+        """Stop the machine at rest and give the files that it is to be saved in.
+
+        ``names``: forks will take names of their own, a machine that goes on does not.
+        """
         memory = self._memory()
         if not memory.exists():
             raise MachineError(
@@ -319,7 +329,7 @@ class QemuMachine:
             # Synced, not frozen: memory and disk are saved at one instant anyway, and a frozen
             # file system costs every fork some 20 ms of thawing in a cold kernel.
             self._channel.sync(timeout=_FREEZE_SECONDS)
-            cursor = Cursor(session=self._channel.quiesce(), tsc_khz=self._tsc_khz)
+            cursor = Cursor(session=self._channel.quiesce(names=names), tsc_khz=self._tsc_khz)
             self._process.qmp.command("stop", deadline=Deadline.after(_QMP_SECONDS))
             overlay = directory / "disk.qcow2"
             overlays = (*self._disk.overlays, *self._overlays[:-1], overlay)
@@ -331,11 +341,6 @@ class QemuMachine:
                 contract=self._contract,
                 agent_cursor=cursor.encode(),
             )
-
-    def _save(self, saved: Checkpoint, overlay: Path, *, sync: bool) -> None:
-        self._save_state(saved.state, sync=sync)
-        save_sparse(self._memory(), saved.memory, sync=sync)
-        _keep(overlay, saved.disk_overlay, sync=sync)
 
     def _memory(self) -> Path:
         return self._process.directory.path / "memory"

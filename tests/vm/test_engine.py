@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import http.server
 import os
 import pickle
@@ -284,3 +285,31 @@ def test_software_emulation_is_said_by_a_boot_and_by_nothing_else(home, spec, sa
     assert said == []
     engine.boot(spec).discard()
     assert len(said) == (contract.accelerator == "tcg")
+
+
+def test_steps_between_snapshots_still_own_the_files_that_name_the_machine(engine, spec, tmp_path):
+    machine = engine.boot(spec)
+    try:
+        machine.snapshot(tmp_path)
+        renamed = "echo renamed > /etc/hostname.new && mv /etc/hostname.new /etc/hostname"
+        status, said = output_of(machine, f"hostname && {renamed} && cat /etc/hostname")
+        assert (status, said) == (0, "smolbuild\nrenamed\n")
+    finally:
+        machine.discard()
+
+
+def test_a_snapshot_without_space_leaves_the_machine_as_it_was(engine, spec, tmp_path, monkeypatch):
+    machine = engine.boot(spec)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("smolbuild.machine.memory.os.pwrite", _no_space)
+            with pytest.raises(HostError, match="no space left"):
+                machine.snapshot(tmp_path)
+        assert output_of(machine, "echo alive") == (0, "alive\n")
+        assert machine.snapshot_disk().name == "disk0.qcow2"
+    finally:
+        machine.discard()
+
+
+def _no_space(*_arguments):
+    raise OSError(errno.ENOSPC, "full")

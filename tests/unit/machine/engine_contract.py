@@ -188,6 +188,9 @@ class EngineContract:
         booted.put(tar_of({"state": b"two"}), "/srv", timeout=20)
         two = booted.snapshot(directories[1])
         assert files_in(booted.get("/srv/state", timeout=20))["state"][1] == b"two"
+        after = booted.identity()
+        assert (after.boot_id, after.machine_id) == (before.boot_id, before.machine_id)
+        assert abs(after.clock - time.time()) < 2
         assert len(two.disk.overlays) == len(spec.disk.overlays) + 2
         below, top = two.disk.overlays[-2:]
         assert below.read_bytes() == one.disk_overlay.read_bytes()
@@ -199,9 +202,9 @@ class EngineContract:
 
         gone_on = engine.restore(restore_spec(spec, one), own_memory=True)
         try:
-            seen = gone_on.freshen(
-                Freshen(hostname="smolbuild", machine_id=before.machine_id or "a" * 32)
-            )
+            seen = gone_on.freshen(Freshen())
+            assert (seen.boot_id, seen.machine_id) == (before.boot_id, before.machine_id)
+            assert seen.random != after.random
             assert abs(seen.clock - time.time()) < 2
             assert gone_on.service_status("service:kept") is None
             assert files_in(gone_on.get("/srv/state", timeout=20))["state"][1] == b"one"
