@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smolbuild import __version__
+from smolbuild.build.attest import attest_proof, attest_provenance
 from smolbuild.build.base_info import base_info, kernel_version
 from smolbuild.build.cache import CachedDelta, StepCache, lineage_of
 from smolbuild.build.context import BuildContext, Phases
@@ -136,6 +137,7 @@ def _build(
     *,
     no_cache: bool,
 ) -> BuildResult:
+    started = context.now()
     cache = StepCache(context.home.cache)
     if no_cache:
         cache.forget(plan.chain)
@@ -165,7 +167,14 @@ def _build(
         ):
             proofs = prove_restore(context.engine, files, artifact.config, now=context.now)
         with phases.phase("sign", "signing"):
-            sign_artifact(context.store, artifact, signer, proofs, now=context.now())
+            now = context.now()
+            attested = (
+                attest_proof(artifact, proofs),
+                attest_provenance(
+                    plan, artifact, started=started, finished=now, environment=context.environment
+                ),
+            )
+            sign_artifact(context.store, artifact, signer, attested, now=now)
             context.store.name(
                 artifact.index.descriptor, key_name(plan.key), last_name(plan.name), *names
             )

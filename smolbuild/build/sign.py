@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from smolbuild.build.result import Proof
-from smolbuild.core.codec import encode
-from smolbuild.core.digest import digest_bytes, hex_of
 from smolbuild.core.errors import VerificationError
-from smolbuild.model.oci import EMPTY, Descriptor, encode_json
+from smolbuild.model.oci import EMPTY, Descriptor
 from smolbuild.store.artifact import Artifact
 from smolbuild.store.evidence import StoreEvidence
 from smolbuild.store.layout import Store
@@ -15,9 +12,7 @@ from smolbuild.trust.keys import Signer
 from smolbuild.trust.referrer import referrer_manifest
 from smolbuild.trust.statement import (
     SIGN_TYPE,
-    Resource,
     Statement,
-    result_statement,
     signature_statement,
 )
 from smolbuild.trust.verify import verify_signed
@@ -26,16 +21,17 @@ __all__ = ["add_signature", "sign_artifact"]
 
 
 def sign_artifact(
-    store: Store, artifact: Artifact, signer: Signer, proofs: Sequence[Proof], *, now: float
+    store: Store, artifact: Artifact, signer: Signer, attested: Sequence[Statement], *, now: float
 ) -> None:
-    """Attach signatures to index and manifest, and the proof's test result to the manifest.
+    """Attach signatures to index and manifest, and what is ``attested`` of the manifest to it.
 
     Idempotent in effect: signing again adds another valid signature.
     """
     index, manifest = artifact.index.descriptor, artifact.manifest.descriptor
     for subject in (index, manifest):
         _attach(store, subject, signature_statement(subject.digest), signer, now)
-    _attach(store, manifest, _proof_statement(artifact, proofs), signer, now)
+    for statement in attested:
+        _attach(store, manifest, statement, signer, now)
 
 
 def add_signature(store: Store, artifact: Artifact, signer: Signer, *, now: float) -> bool:
@@ -64,19 +60,4 @@ def _attach(
         referrer_manifest(
             bundle, subject=subject, predicate_type=statement.predicate_type, created=now
         )
-    )
-
-
-def _proof_statement(artifact: Artifact, proofs: Sequence[Proof]) -> Statement:
-    config = artifact.config
-    probes = {"services": encode(config.services), "health": encode(config.health)}
-    specification = digest_bytes(encode_json(probes))
-    return result_statement(
-        artifact.manifest.descriptor.digest,
-        result="PASSED",
-        configuration=[Resource(name="probes", digest={"sha256": hex_of(specification)})],
-        passed=[
-            *(["health"] if config.health is not None else []),
-            *(f"restore-proof fork {n}: {p.ready_ms} ms" for n, p in enumerate(proofs, 1)),
-        ],
     )

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from smolbuild.core.digest import Digest, digest_bytes
 from smolbuild.core.errors import Problem, SmolfileError, UsageError
 from smolbuild.core.values import dataclass
 from smolbuild.model.parse_smolbuild import Ours, read_smolbuild
@@ -91,6 +92,10 @@ def parse_text(
         )
     return _assemble(
         path=Path(file),
+        sources=tuple(
+            (Path(name).name, digest_bytes(content.encode()))
+            for name, content in ((file, text), *([sibling] if sibling else []))
+        ),
         sibling=Path(sibling[0]) if sibling else None,
         positions=positions,
         notices=tuple(dict.fromkeys(notices)),
@@ -213,6 +218,7 @@ def _check_names(table: Table, kind: str, names: tuple[str, ...], first: int) ->
 def _assemble(
     *,
     path: Path,
+    sources: tuple[tuple[str, Digest], ...],
     sibling: Path | None,
     positions: Mapping[str, int],
     notices: tuple[Notice, ...],
@@ -255,6 +261,7 @@ def _assemble(
         policy=ours.policy,
         cache=ours.cache,
         scrub=ours.scrub,
+        sources=sources,
         sibling=sibling,
         positions=positions,
         notices=notices,

@@ -9,6 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
+from smolbuild.core.digest import Digest
 from smolbuild.core.values import dataclass
 
 __all__ = [
@@ -293,6 +294,8 @@ class Smolfile:
     cache: CachePolicy = CachePolicy()
     scrub: Scrub = Scrub()
 
+    sources: tuple[tuple[str, Digest], ...] = field(default=(), compare=False)
+    """Name and digest of the file, and of its sibling when there is one."""
     sibling: Path | None = field(default=None, compare=False)
     """The ``smolbuild.toml`` that holds the ``[smolbuild]`` part, when there is one."""
     positions: Mapping[str, int] = field(default_factory=dict, compare=False)
