@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -153,6 +154,14 @@ static void ask_host(struct lookup *l)
 	result_free(&payload);
 }
 
+/* The machine's own name, as programs look it up, and localhost: nobody's business outside. */
+static bool is_own(const char *name)
+{
+	char own[DNS_NAME] = "";
+	return strcmp(name, "localhost") == 0 ||
+		(gethostname(own, sizeof own - 1) == 0 && strcasecmp(name, own) == 0);
+}
+
 static struct lookup *free_lookup(void)
 {
 	for (int i = 0; i < MAX_LOOKUPS; i++)
@@ -163,12 +172,15 @@ static struct lookup *free_lookup(void)
 
 static void query(struct lookup *l, size_t len)
 {
+	const uint32_t loopback = htonl(INADDR_LOOPBACK);
 	int code;
 	l->used = true;
 	if (!dns_parse(l->query, len, &l->question, &code)) {
 		if (code >= 0)
 			answer(l, code, NULL);
 		l->used = false;
+	} else if (is_own(l->question.name)) {
+		answer(l, DNS_OK, l->question.type == DNS_A ? &loopback : NULL);
 	} else if (!enabled) {
 		answer(l, DNS_REFUSED, NULL);
 	} else if (l->question.type == DNS_PTR || l->question.type == DNS_SRV) {

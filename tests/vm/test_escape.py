@@ -294,6 +294,14 @@ def test_plain_http_shows_its_url_and_https_its_host(
     ]  # fmt: skip
 
 
+def test_its_own_name_is_known_and_nobody_is_asked(closed, names) -> None:
+    closed.allow(("ok.example.com",))
+    for name in ("$(hostname)", "localhost"):
+        assert "Address: 127.0.0.1\n" in run(closed, f"nslookup -type=a {name}")[1]
+    closed.allow(None)
+    assert closed.egress_records() == ()
+
+
 def test_a_service_of_the_guest_may_have_port_80(closed) -> None:
     closed.allow(("ok.example.com",))
     script = "while true; do printf 'HTTP/1.0 200 OK\\r\\n\\r\\nown' | nc -l -p 80; done"
