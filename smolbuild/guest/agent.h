@@ -34,6 +34,7 @@ enum op {
 	OP_PING = 1, OP_EXEC, OP_KILL, OP_STATUS, OP_OUTPUT, OP_PUT, OP_GET, OP_PROBE, OP_FRESHEN,
 	OP_IDENTITY, OP_FREEZE, OP_THAW, OP_SYNC, OP_QUIESCE, OP_TUNNELS, OP_SHUTDOWN, OP_RESIZE,
 	OP_SECRETS = 32, OP_ZERO_FREE,
+	OP_SURVEY = 48,
 };
 
 enum code {
@@ -146,6 +147,7 @@ void job_attach(struct job *job, struct stream *s);
 void job_kill(struct job *job);
 void job_ring_send(struct job *job, struct stream *s);
 void job_finish_worker(struct job *job);
+const struct job *job_at(int place); /* NULL: none is there */
 void jobs_setup(void);
 void jobs_poll(void);
 void jobs_serve(void);
@@ -242,6 +244,9 @@ void worker_start(struct stream *s, int (*work)(void *), void *argument, uint32_
 /* secrets.c */
 void secrets_request(struct stream *s, struct reader *in);
 bool secrets_to_environment(void); /* in the child of an execution that is given them */
+
+/* survey.c */
+void survey_request(struct stream *s, struct reader *in);
 
 /* network.c */
 void network(void);

@@ -76,6 +76,9 @@ void request(struct stream *s, struct reader *in)
 	case OP_SECRETS:
 		secrets_request(s, in);
 		return;
+	case OP_SURVEY:
+		survey_request(s, in);
+		return;
 	case OP_SHUTDOWN:
 		shutdown_request(s);
 		return;

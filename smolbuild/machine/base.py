@@ -11,6 +11,7 @@ from typing import IO, Literal, Protocol
 
 from smolbuild.model.contract import Contract, Shape
 from smolbuild.model.egress import EgressRecord
+from smolbuild.model.inside import Survey
 from smolbuild.model.smolfile import Probe
 
 __all__ = [
@@ -204,6 +205,9 @@ class Machine(Protocol):
 
     def service_output(self, exec_id: str) -> bytes:
         """Return the last output (at most 64 KiB) of a kept execution."""
+
+    def survey(self) -> Survey:
+        """Return which processes run in the guest and where they listen; the agent is left out."""
 
     def put(self, archive: Iterable[bytes], target: str, *, timeout: float) -> None:
         """Unpack a tar stream below the guest directory ``target`` (owners and modes kept)."""

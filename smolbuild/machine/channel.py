@@ -24,8 +24,10 @@ from smolbuild.machine.base import (
 from smolbuild.machine.connection import AgentConnection
 from smolbuild.machine.probe import exec_probe, probe_fields, probe_result
 from smolbuild.machine.stream import Data, RequestStream
+from smolbuild.machine.survey import MAX_SURVEY_BYTES, parse_survey
 from smolbuild.machine.tunnel import Outside
 from smolbuild.machine.wire import MAX_PAYLOAD, Channel, Fields, Op, flag, lines, text, u8, u32, u64
+from smolbuild.model.inside import Survey
 from smolbuild.model.smolfile import ExecProbe, Probe
 
 __all__ = ["AgentChannel"]
@@ -151,6 +153,18 @@ class AgentChannel:
             while isinstance(arrived := stream.next(deadline), Data):
                 output += arrived.payload
         return bytes(output)
+
+    def survey(self, *, timeout: float = 60.0) -> Survey:
+        """Return which processes run in the guest and where they listen."""
+        deadline = Deadline.after(timeout + _GRACE_SECONDS)
+        data = bytearray()
+        payload = u32(_milliseconds(timeout))
+        with self._connection.request("survey", Op.SURVEY, payload, deadline) as stream:
+            while isinstance(arrived := stream.next(deadline), Data):
+                data += arrived.payload
+                if len(data) > MAX_SURVEY_BYTES:
+                    raise MachineError("the agent's survey does not end", code="agent-protocol")
+        return parse_survey(bytes(data))
 
     # files
 

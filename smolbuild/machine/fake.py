@@ -34,6 +34,7 @@ from smolbuild.machine.base import (
     ProbeResult,
     RestoreSpec,
 )
+from smolbuild.model.inside import GuestProcess, Survey
 from smolbuild.model.smolfile import ExecProbe, FileProbe, Probe
 from smolbuild.store.qcow2 import CLUSTER, clusters, create_overlay
 
@@ -252,6 +253,22 @@ class FakeMachine:
     def service_output(self, exec_id: str) -> bytes:
         """Return what ``on_exec`` gave for it."""
         return self._result(exec_id)[2]
+
+    def survey(self) -> Survey:
+        """Return the kept executions that are alive, as processes with their ids for arguments."""
+        self._check()
+        alive = (name for name, (_, ended, _) in sorted(self._guest.results.items()) if not ended)
+        return Survey(
+            processes=tuple(
+                GuestProcess(
+                    name="fake",
+                    argv=(exec_id,),
+                    user="root",
+                    service=exec_id.removeprefix("service:"),
+                )
+                for exec_id in alive
+            )
+        )
 
     def end_service(self, exec_id: str, status: int) -> None:
         """Let a service end, for tests."""

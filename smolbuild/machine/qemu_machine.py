@@ -31,6 +31,7 @@ from smolbuild.machine.command import overlay_node
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.launch import Process, milliseconds_since
 from smolbuild.machine.memory import save_sparse
+from smolbuild.model.inside import Survey
 from smolbuild.model.smolfile import Probe
 from smolbuild.store.qcow2 import create_overlay
 
@@ -181,6 +182,11 @@ class QemuMachine:
         """Return the last output (at most 64 KiB) of a kept execution."""
         with self._explained("service output"):
             return self._channel.service_output(exec_id)
+
+    def survey(self) -> Survey:
+        """Return which processes run in the guest and where they listen."""
+        with self._explained("survey"):
+            return self._channel.survey()
 
     def put(self, archive: Iterable[bytes], target: str, *, timeout: float) -> None:
         """Unpack a tar stream below the guest directory ``target``."""

@@ -80,6 +80,7 @@ class Op(IntEnum):
     RESIZE = 17
     SECRETS = 32
     ZERO_FREE = 33
+    SURVEY = 48
 
 
 class Code(IntEnum):

@@ -101,6 +101,13 @@ class EngineContract:
         with pytest.raises(MachineError):
             machine.service_status("service:unknown")
 
+    def test_a_survey_finds_what_a_service_runs(self, machine):
+        machine.exec(sh("exec sleep 1000", exec_id="service:seen", keep=True))
+        machine.exec(sh("true"))
+        processes = machine.survey().processes
+        assert [each.user for each in processes if each.service == "seen"] == ["root"]
+        assert not any("agent" in each.name for each in processes)
+
     def test_files_go_in_and_come_out(self, machine):
         machine.put(tar_of({"deep/er/file": b"content"}), "/srv/put", timeout=20)
         assert files_in(machine.get("/srv/put/deep", timeout=20)) == {
