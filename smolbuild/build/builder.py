@@ -338,12 +338,18 @@ def _freeze(
     with phases.phase("checkpoint", "checkpoint"):
         # Whoever was healthy may have died since; what is frozen must be alive (once, no retries).
         services = _probe_again(context, plan, machine, run)
+        survey = machine.survey()
         checkpoint = machine.checkpoint(work)
     egress = secrets.mask_records(machine.egress_records())
     heed_denied(_SERVICES, egress, plan.smolfile.policy, context.emit)
     return _Frozen(
         checkpoint=checkpoint,
-        results=Results(health=report.detail if report else "", ready_ms=ready),
+        results=Results(
+            health=report.detail if report else "",
+            ready_ms=ready,
+            processes=secrets.mask_processes(survey.processes),
+            ports=survey.ports,
+        ),
         egress=egress,
         services=services,
     )

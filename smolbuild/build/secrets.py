@@ -15,6 +15,7 @@ from smolbuild.core.events import Emit, Event, Message
 from smolbuild.core.process import Completed, run
 from smolbuild.machine.base import Machine
 from smolbuild.model.egress import EgressRecord
+from smolbuild.model.inside import GuestProcess
 from smolbuild.model.smolfile import SecretSource, Smolfile, Step
 from smolbuild.residue.forms import MIN_SECRET, forms_of
 
@@ -27,6 +28,8 @@ _MAX_TOGETHER = 192 * 1024
 _COMMAND_SECONDS = 30.0
 _FEW = 4
 _TOLD = 500
+_MAX_ARGUMENT = 512
+"""Characters of an argument of a process, as they are kept."""
 
 RunCommand = Callable[[Sequence[str], Path], Completed]
 """Runs an argument list in a directory, with a deadline."""
@@ -173,6 +176,21 @@ class Secrets:
         return tuple(
             dataclasses.replace(record, host=self.mask(record.host), url=self.mask(record.url))
             for record in records
+        )
+
+    def mask_processes(self, processes: Sequence[GuestProcess]) -> tuple[GuestProcess, ...]:
+        """Return processes without secrets in their arguments, of secrets that no step read, too.
+
+        Long arguments are cut, afterwards: half a secret could not be found.
+        """
+        self.readable()
+        return tuple(
+            dataclasses.replace(
+                process,
+                name=self.mask(process.name),
+                argv=tuple(self.mask(argument)[:_MAX_ARGUMENT] for argument in process.argv),
+            )
+            for process in processes
         )
 
     @contextlib.contextmanager

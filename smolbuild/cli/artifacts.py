@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 import click
 
-from smolbuild.cli.describe import describe_artifact, packed_bytes, print_table, short
+from smolbuild.cli.describe import (
+    describe_artifact,
+    packed_bytes,
+    port_line,
+    print_table,
+    process_line,
+    short,
+)
 from smolbuild.cli.options import home, json_option, print_json
 from smolbuild.core.codec import encode
 from smolbuild.core.errors import VerificationError
@@ -12,7 +19,7 @@ from smolbuild.core.home import Home
 from smolbuild.core.text import counted, visible
 from smolbuild.model.artifact import ArtifactConfig
 from smolbuild.model.oci import Descriptor
-from smolbuild.store.artifact import load_artifact, open_artifact
+from smolbuild.store.artifact import Artifact, load_artifact, open_artifact
 from smolbuild.store.layout import Store, is_internal
 from smolbuild.store.materialise import materialised_directory
 from smolbuild.store.remove import remove_names
@@ -85,22 +92,33 @@ def inspect(artifact: str, *, as_json: bool) -> None:
     if as_json:
         print_json(value)
         return
-    config = loaded.config
-    lines = [
-        ("name", config.name),
-        ("digest", loaded.index.descriptor.digest),
-        ("manifest", loaded.manifest.descriptor.digest),
-        ("key", config.key),
-        ("created", config.created),
-        ("machine", _machine_line(config)),
-        ("contract", ", ".join(str(part) for part in encode(config.contract).values())),
-        ("services", ", ".join(service.name for service in config.services) or "none"),
-        ("health", config.results.health or "none declared"),
-        ("packed", f"{packed_bytes(loaded) / 1e6:.1f} MB in {len(loaded.manifest.layers)} blobs"),
-        ("referrers", str(len(value["referrers"]))),  # type: ignore[arg-type]
-    ]
-    for key, text in lines:
+    for key, text in _inspect_lines(loaded, len(value["referrers"])):  # type: ignore[arg-type]
         click.echo(visible(f"{key:<10} {text}"))
+
+
+def _inspect_lines(loaded: Artifact, referrers: int) -> Iterator[tuple[str, str]]:
+    config = loaded.config
+    yield "name", config.name
+    yield "digest", loaded.index.descriptor.digest
+    yield "manifest", loaded.manifest.descriptor.digest
+    yield "key", config.key
+    yield "created", config.created
+    if config.base is not None:
+        known = counted(len(config.base.packages), "package")
+        more = f", {known}" if config.base.packages else ""
+        yield "base", f"{config.base} ({short(config.base.digest)}{more})"
+    kernel = config.kernel_version or "the user's own"
+    yield "kernel", f"{kernel}; built by smolbuild {config.builder_version or 'unknown'}"
+    yield "machine", _machine_line(config)
+    yield "contract", ", ".join(str(part) for part in encode(config.contract).values())
+    yield "services", ", ".join(service.name for service in config.services) or "none"
+    yield "health", config.results.health or "none declared"
+    for process in config.results.processes:
+        yield "process", process_line(process)
+    for port in config.results.ports:
+        yield "port", port_line(port)
+    yield "packed", f"{packed_bytes(loaded) / 1e6:.1f} MB in {len(loaded.manifest.layers)} blobs"
+    yield "referrers", str(referrers)
 
 
 @click.command(epilog="Example:  smolbuild rm notes:v1")

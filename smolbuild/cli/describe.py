@@ -7,10 +7,19 @@ import click
 from smolbuild.core.codec import encode
 from smolbuild.core.text import visible
 from smolbuild.model.artifact import Chunk
+from smolbuild.model.inside import GuestPort, GuestProcess
 from smolbuild.store.artifact import Artifact
 from smolbuild.store.layout import Store
 
-__all__ = ["describe_artifact", "packed_bytes", "print_table", "short", "sizes_of"]
+__all__ = [
+    "describe_artifact",
+    "packed_bytes",
+    "port_line",
+    "print_table",
+    "process_line",
+    "short",
+    "sizes_of",
+]
 
 
 def short(digest: str) -> str:
@@ -56,6 +65,9 @@ def describe_artifact(store: Store, artifact: Artifact) -> dict[str, object]:
         "health": encode(config)["health"],
         "restore": encode(config.restore),
         "results": encode(config.results),
+        "base": encode(config.base),
+        "kernelVersion": config.kernel_version,
+        "builderVersion": config.builder_version,
         "keyTree": dict(config.key_tree),
         "referrers": [
             {"subject": subject, "artifactType": entry.artifact_type, "digest": entry.digest}
@@ -63,6 +75,19 @@ def describe_artifact(store: Store, artifact: Artifact) -> dict[str, object]:
             for entry in store.referrers(subject)
         ],
     }
+
+
+def process_line(process: GuestProcess) -> str:
+    """Return a process of a checkpoint as one line."""
+    times = f" ({process.count} of them)" if process.count > 1 else ""
+    service = f" [{process.service}]" if process.service else ""
+    return f"{process.user} {' '.join(process.argv)}{service}{times}"
+
+
+def port_line(port: GuestPort) -> str:
+    """Return a listening port of a checkpoint as one line."""
+    address = f"[{port.address}]" if ":" in port.address else port.address
+    return f"{port.protocol} {address}:{port.port} {port.process or 'nobody known'}"
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

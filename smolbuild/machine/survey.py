@@ -22,8 +22,9 @@ _CGROUP = re.compile(r"^0::(?:.*/)?smolbuild/([0-9]+)$", re.MULTILINE)
 _TABLES = {"tcp": "tcp", "tcp6": "tcp", "udp": "udp", "udp6": "udp"}
 _WAITING = {"tcp": "0A", "udp": "07"}
 """States of sockets: LISTEN, and for datagrams not connected to anybody."""
+_CMDLINE = 16384
+"""Bytes at which the agent cuts a command line."""
 _ARGUMENTS = 64
-_ARGUMENT = 512
 _DEPTH = 64
 
 
@@ -111,8 +112,10 @@ def _take(found: _Found, kind: str, number: int, content: bytes) -> None:
 
 
 def _take_cmdline(process: _Process, words: str) -> None:
-    arguments = words.rstrip("\0").split("\0")[:_ARGUMENTS]
-    process.argv = tuple(argument[:_ARGUMENT].rstrip() for argument in arguments)
+    arguments = words.rstrip("\0").split("\0")
+    if len(words.encode()) >= _CMDLINE:  # the last one is cut: half a secret could not be masked
+        del arguments[-1]
+    process.argv = tuple(argument.rstrip() for argument in arguments[:_ARGUMENTS])
 
 
 def _take_status(process: _Process, words: str) -> None:

@@ -16,6 +16,7 @@ from smolbuild.core.errors import VerificationError
 from smolbuild.core.values import dataclass
 from smolbuild.model.contract import Contract, Shape
 from smolbuild.model.egress import StepEgress
+from smolbuild.model.inside import GuestPort, GuestProcess
 from smolbuild.model.oci import encode_json, parse_json_object
 from smolbuild.model.smolfile import Health, Network, RestoreContract, Service
 
@@ -135,6 +136,10 @@ class Results:
     """Milliseconds from a service's start to its passed readiness probe, by service."""
     egress: tuple[StepEgress, ...] = ()
     """What each step, and then the services, asked of the network, in this order."""
+    processes: tuple[GuestProcess, ...] = ()
+    """What runs in the checkpoint."""
+    ports: tuple[GuestPort, ...] = ()
+    """Where it listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

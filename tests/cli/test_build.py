@@ -143,7 +143,17 @@ def test_ls_inspect_and_a_foreign_reader(smolbuild, built):
     value = smolbuild("inspect", "tiny:v1", "--json").document("inspect")
     assert value["key"] == built["key"]
     assert [service["name"] for service in value["services"]] == ["web"]
-    assert len(value["referrers"]) == 3
+    assert len(value["referrers"]) == 4
+    assert value["base"]["kind"] == "local"
+    assert value["base"]["reference"] == "./rootfs/"
+    (process,) = value["results"]["processes"]
+    assert process["argv"][0] == "httpd"
+    assert (process["service"], process["user"], process["count"]) == ("web", "root", 1)
+    (port,) = value["results"]["ports"]
+    assert (port["protocol"], port["port"], port["service"]) == ("tcp", 8000, "web")
+    text = smolbuild("inspect", "tiny:v1").stdout
+    assert "process    root httpd -f -p 8000 -h /srv/www [web]" in text
+    assert ":8000 " in text
     assert built["key"] in smolbuild("inspect", built["digest"][:20]).stdout
     raw = run(["skopeo", "inspect", "--raw", f"oci:{smolbuild.home.store}:tiny:v1"], timeout=60)
     assert raw.status == 0, raw.stderr

@@ -11,6 +11,7 @@ from smolbuild.core.errors import BuildError, MachineError, UsageError
 from smolbuild.core.events import Message
 from smolbuild.machine.base import BootSpec, Disk, Shape
 from smolbuild.machine.fake import FakeEngine, FakeMachine
+from smolbuild.model.inside import GuestProcess
 from smolbuild.model.smolfile import SecretSource, Step
 
 VALUE = "correct-horse-battery"
@@ -134,3 +135,16 @@ def test_errors_and_messages_are_masked(tmp_path: Path) -> None:
     error = raised.value
     assert (error.message, error.hint, error.details) == ("m ***", "***", "***")
     assert str(error) == "m ***"
+
+
+def test_the_arguments_of_a_process_hold_no_secret_nor_half_of_one(tmp_path: Path) -> None:
+    process = GuestProcess(
+        name="api",
+        argv=("api", f"--token={VALUE}", "x" * 500 + VALUE, "y" * 9000),
+        user="root",
+    )
+    with secrets(tmp_path, {"HOST": VALUE}, A=SecretSource(from_env="HOST")) as found:
+        (masked,) = found.mask_processes([process])
+    assert VALUE[:5] not in repr(masked)
+    assert masked.argv[1].startswith("--token=")
+    assert max(map(len, masked.argv)) == 512

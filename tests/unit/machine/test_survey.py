@@ -109,11 +109,17 @@ def test_parents_in_a_circle_end() -> None:
     assert len(parse_survey(data).processes) == 2
 
 
-def test_long_and_foreign_arguments_are_cut() -> None:
-    data = record("cmdline", 5, b"\xff" + b"x" * 9000 + b"\0y" * 500)
+def test_of_many_arguments_the_first_are_kept_and_foreign_bytes_replaced() -> None:
+    data = record("cmdline", 5, b"\xff" + b"\0y" * 500)
     (found,) = parse_survey(data).processes
+    assert found.argv[:2] == ("\N{REPLACEMENT CHARACTER}", "y")
     assert len(found.argv) == 64
-    assert all(len(argument) <= 512 for argument in found.argv)
+
+
+def test_an_argument_that_the_agent_cut_is_left_out() -> None:
+    data = record("cmdline", 5, b"prog\0" + b"x" * (16384 - 5))
+    (found,) = parse_survey(data).processes
+    assert found.argv == ("prog",)
 
 
 @pytest.mark.parametrize(
