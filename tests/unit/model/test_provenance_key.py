@@ -167,6 +167,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
         "policy": Policy(max_age=1.0),
         "cache": CachePolicy(max_size=1),
         "scrub": Scrub(run=()),
+        "sources": (("Smolfile", digest("5")),),
         "sibling": Path("smolbuild.toml"),
         "positions": {"image": 3},
         "notices": (Notice(key="k", line=1, text="t"),),
