@@ -37,6 +37,7 @@ umoci umoci
 openssl openssl
 cpio cpio
 /bin/busybox busybox-static
+dockerd docker.io
 node nodejs
 npm npm
 "
@@ -81,7 +82,7 @@ apt_lists_empty() {
   [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*Packages*' -print -quit 2>/dev/null)" ]
 }
 
-# Debian starts docker-registry as a service when it is installed, on its default port and unasked.
+# Debian starts docker-registry and docker.io as services when they are installed, unasked.
 # A policy-rc.d that says "not allowed" (status 101) is the documented way to prevent it.
 policy=/usr/sbin/policy-rc.d
 policy_is_ours=no
@@ -123,13 +124,13 @@ apt_install() {
     quietly "${install[@]}" || return 1
   fi
   allow_services
+  # Installed by us for their programs only: they must not start at the next boot either.
+  [ -d /run/systemd/system ] || return 0
   case " $* " in
-    *" docker-registry "*)
-      # Installed by us for its program only: it must not start at the next boot either.
-      if [ -d /run/systemd/system ]; then
-        quietly systemctl disable docker-registry.service || true
-      fi
-      ;;
+    *" docker-registry "*) quietly systemctl disable docker-registry.service || true ;;
+  esac
+  case " $* " in
+    *" docker.io "*) quietly systemctl disable docker.service docker.socket containerd.service || true ;;
   esac
 }
 

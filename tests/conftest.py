@@ -12,11 +12,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from smolbuild.core.files import file_lock, private_directory, remove_tree, try_lock
 from smolbuild.core.home import Home
+
+if TYPE_CHECKING:
+    from testing_engine import TestingEngine
 
 SHARED_CACHES = ("agent", "debs", "kernel")
 """Parts of ``Home.cache`` that hold only what was fetched or compiled, filed under its digest."""
@@ -70,6 +74,17 @@ def fresh_home(homes: Path, test_cache: Path) -> Iterator[Home]:
     made = _new_home(Path(tempfile.mkdtemp(prefix="h", dir=homes)), test_cache)
     yield made
     remove_tree(made.root)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator["TestingEngine"]:
+    """Give a real Docker engine; tests use image names of their own."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a Docker engine")
+    from testing_engine import testing_engine
+
+    with testing_engine() as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session", autouse=True)

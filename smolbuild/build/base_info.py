@@ -5,8 +5,8 @@ from pathlib import Path
 from smolbuild.core.digest import Digest
 from smolbuild.model.artifact import BaseInfo
 from smolbuild.model.lock import Lock
-from smolbuild.model.smolfile import Smolfile
-from smolbuild.source.select import LocalImage, select_image
+from smolbuild.model.smolfile import Dockerfile, Smolfile
+from smolbuild.source.select import EngineHeld, LocalImage, select_image
 
 __all__ = ["base_info", "kernel_version"]
 
@@ -18,6 +18,8 @@ def base_info(smolfile: Smolfile, lock: Lock, digest: Digest) -> BaseInfo:
         UsageError: the Smolfile's image cannot be a base; whoever has its digest knows it can.
 
     """
+    if isinstance(smolfile.base, Dockerfile):
+        return BaseInfo(kind="dockerfile", reference=smolfile.base.dockerfile, digest=digest)
     if smolfile.base is not None:
         locked = lock.debian
         packages = {} if locked is None else {each.name: each.version for each in locked.packages}
@@ -25,7 +27,7 @@ def base_info(smolfile: Smolfile, lock: Lock, digest: Digest) -> BaseInfo:
             kind="debian", reference=smolfile.base.debian, digest=digest, packages=packages
         )
     image = smolfile.image or ""
-    local = isinstance(select_image(image, smolfile.path.parent), LocalImage)
+    local = isinstance(select_image(image, smolfile.path.parent), LocalImage | EngineHeld)
     if image.startswith("/"):  # where things lie on this host is nobody else's business
         image = Path(image).name
     return BaseInfo(kind="local" if local else "image", reference=image, digest=digest)

@@ -13,6 +13,7 @@ from smolbuild.build.attest import attest_proof, attest_provenance
 from smolbuild.build.base_info import base_info, kernel_version
 from smolbuild.build.cache import CachedDelta, StepCache, lineage_of
 from smolbuild.build.context import BuildContext, Phases
+from smolbuild.build.dockerfile import with_image
 from smolbuild.build.gate import prove_restore
 from smolbuild.build.line_notes import note_lines
 from smolbuild.build.pack import (
@@ -119,12 +120,16 @@ def build(
             done = pull_remote(context, plan, remote, names, phases)
             if done is not None:
                 return done
-        with (
-            Secrets.of_smolfile(plan.smolfile, context.environment) as secrets,
-            secrets.masked_errors(),
-        ):
-            masked = dataclasses.replace(context, emit=secrets.masked(context.emit))
-            return _build(masked, plan, signer, names, phases, secrets, no_cache=no_cache)
+        possible = with_image(context, plan)
+        if possible is plan:
+            with (
+                Secrets.of_smolfile(plan.smolfile, context.environment) as secrets,
+                secrets.masked_errors(),
+            ):
+                masked = dataclasses.replace(context, emit=secrets.masked(context.emit))
+                return _build(masked, plan, signer, names, phases, secrets, no_cache=no_cache)
+    result = build(context, possible, signer, names, phases, no_cache=no_cache, remote=remote)
+    return dataclasses.replace(result, plan=result.plan or possible)
 
 
 def _build(
@@ -205,6 +210,7 @@ def _prepare(context: BuildContext, plan: Plan, work: Path, phases: Phases) -> _
             plan.lock.lock,
             cache=context.home.cache,
             fetcher=context.fetcher,
+            docker=context.docker,
             emit=context.emit,
         )
     unharmed = kernel_digest(kernel.vmlinuz, kernel.modules) == kernel.content

@@ -10,6 +10,7 @@ from smolbuild.core.events import Emit, PhaseFinished, PhaseStarted
 from smolbuild.core.home import Home
 from smolbuild.core.values import dataclass
 from smolbuild.model.contract import Contract
+from smolbuild.source.docker_engine import DockerEngine
 from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.store.layout import Store
 
@@ -21,7 +22,7 @@ __all__ = ["BuildContext", "Phases"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """State directory, store, engine, registry access, environment and where events go."""
+    """State directory, store, engines, registry access, environment and where events go."""
 
     home: Home
     store: Store
@@ -30,6 +31,8 @@ class BuildContext:
     open_engine: Callable[[], "Engine"]
     """Loads the engine; a command that starts no machine never calls it."""
     fetcher: ImageFetcher
+    docker: DockerEngine
+    """Asked only for bases that are its images."""
     environment: Mapping[str, str]
     emit: Emit
     now: Callable[[], float] = time.time

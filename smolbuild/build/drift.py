@@ -81,7 +81,9 @@ def heed_drift(
             path,
             _Found(
                 checked=context.now(),
-                lock=replace(state.lock, image=None) if has_local_base(smolfile) else state.lock,
+                lock=replace(state.lock, image=None, dockerfile=None)
+                if has_local_base(smolfile)
+                else state.lock,
             ),
         )
         return state, Drift(checked=context.now())
@@ -107,7 +109,11 @@ def heed_drift(
         )
     if policy == "rebuild" and not locked:
         # An image on this host is not in what was found: the lock's own entry stays.
-        lock = replace(found.lock, image=found.lock.image or state.lock.image)
+        lock = replace(
+            found.lock,
+            image=found.lock.image or state.lock.image,
+            dockerfile=state.lock.dockerfile,
+        )
         return renew_lock(context, smolfile, lock, drift.changes), drift
     followed = " (--locked: the lock is followed)" if policy == "rebuild" else ""
     text = f"the base drifted{followed}: {'; '.join(drift.changes)}"

@@ -12,13 +12,13 @@ from dataclasses import field
 from pathlib import Path
 
 from smolbuild.build.ignore import IgnoreRules, parse_ignore
-from smolbuild.build.stat_cache import CLOCK_PREFIX, digest_files
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import Problem, SmolfileError
 from smolbuild.core.values import dataclass
 from smolbuild.model.declared import DeclaredFiles, FileEntry
 from smolbuild.model.lock import lock_path
 from smolbuild.model.smolfile import Smolfile
+from smolbuild.source.stat_cache import CLOCK_PREFIX, digest_files
 
 __all__ = [
     "IGNORE_FILE",
@@ -38,7 +38,7 @@ def collect_files(context: Path, smolfile: Smolfile, *, cache: Path | None = Non
     on where ``context`` lies. Directories leave out ``.git``, the lock and what
     ``.smolbuildignore`` names; what a copy or input names itself is always taken. Symlinks are kept
     and never followed. With ``cache`` (``Home.cache``) a file is read only when it may have changed
-    since it was (see ``build.stat_cache``).
+    since it was (see ``source.stat_cache``).
 
     Raises:
         SmolfileError: sources that are missing, unreadable, special files or reached through a

@@ -5,20 +5,29 @@ from pathlib import Path
 from typing import Literal
 
 from smolbuild.build.context import BuildContext
-from smolbuild.core.digest import Digest
 from smolbuild.core.errors import SmolbuildError, UsageError
 from smolbuild.core.events import Message
 from smolbuild.core.files import write_atomic
 from smolbuild.core.values import dataclass
-from smolbuild.model.lock import Lock, encode_lock, lock_path, matches, parse_lock
-from smolbuild.model.smolfile import Smolfile
-from smolbuild.source.base_identity import has_local_base
+from smolbuild.model.lock import (
+    Lock,
+    LockedDockerfile,
+    LockedRun,
+    encode_lock,
+    lock_path,
+    matches,
+    parse_lock,
+)
+from smolbuild.model.smolfile import Dockerfile, Smolfile
+from smolbuild.source.base_identity import BaseIdentity, has_local_base
 
 __all__ = [
     "LockState",
     "follow_base",
+    "follow_dockerfile",
     "obtain_lock",
     "renew_lock",
+    "replace_dockerfile",
     "resolve_lock",
     "update_lock",
 ]
@@ -75,9 +84,11 @@ def obtain_lock(context: BuildContext, smolfile: Smolfile, *, locked: bool) -> L
 
 
 def follow_base(
-    context: BuildContext, smolfile: Smolfile, state: LockState, base: Digest, *, locked: bool
+    context: BuildContext, smolfile: Smolfile, state: LockState, base: BaseIdentity, *, locked: bool
 ) -> LockState:
     """Bring the lock up to date with a local image or directory whose content changed.
+
+    An image in a Docker engine is local too.
 
     What the lock says of a registry or Debian base is what is built; a local base is what it is.
 
@@ -86,21 +97,80 @@ def follow_base(
 
     """
     image = state.lock.image
-    if image is None or image.platform_digest == base:
+    if image is None or image.platform_digest == base.digest:
         return state
-    reason = f"{image.reference} changed: {image.platform_digest} -> {base}"
-    path = lock_path(smolfile.path)
+    reason = f"{image.reference} changed: {image.platform_digest} -> {base.digest}"
+    _refuse_when(locked, smolfile, reason)
+    moved = dataclasses.replace(
+        image,
+        digest=base.digest,
+        platform_digest=base.digest,
+        run=None if image.run is None else _run(base),
+    )
+    lock = dataclasses.replace(state.lock, image=moved)
+    renewed = renew_lock(context, smolfile, lock, (reason,))
+    return dataclasses.replace(renewed, is_new=state.is_new)
+
+
+def _run(base: BaseIdentity) -> LockedRun:
+    config = base.config
+    return LockedRun(
+        env=config.env,
+        entrypoint=config.entrypoint,
+        cmd=config.cmd,
+        workdir=config.workdir,
+        user=config.user,
+    )
+
+
+def _refuse_when(locked: bool, smolfile: Smolfile, reason: str) -> None:
     if locked:
         raise UsageError(
-            f"--locked: {path.name} does not fit: {reason}",
+            f"--locked: {lock_path(smolfile.path).name} does not fit: {reason}",
             hint="run `smolbuild lock --update` and commit the file",
             code="lock-mismatch",
         )
-    context.emit(Message(level="info", text=f"{path.name} is renewed: {reason}"))
-    moved = dataclasses.replace(image, digest=base, platform_digest=base)
-    lock = dataclasses.replace(state.lock, image=moved)
-    _store(path, lock)
-    return dataclasses.replace(state, lock=lock, state="updated", reasons=(reason,))
+
+
+def follow_dockerfile(
+    context: BuildContext, smolfile: Smolfile, state: LockState, *, locked: bool
+) -> LockState:
+    """Build a Dockerfile anew when what it is built from changed, and bring the lock up to date.
+
+    An unchanged one is the locked image, and no engine is asked.
+
+    Raises:
+        UsageError: ``locked``, and it changed; or the Dockerfile or its context is missing.
+        HostError, BuildError: it cannot be built.
+
+    """
+    old = state.lock.dockerfile
+    if not isinstance(smolfile.base, Dockerfile) or old is None or state.is_new:
+        return state
+    from smolbuild.source.docker_context import collect_context
+
+    files = collect_context(smolfile, smolfile.base, cache=context.home.cache)
+    if files.digest == old.context_digest:
+        return state
+    reason = f"what {old.dockerfile} is built from changed"
+    _refuse_when(locked, smolfile, reason)
+    from smolbuild.source.engine_image import build_dockerfile
+
+    built = build_dockerfile(smolfile.base, files, context.docker, context.emit)
+    return replace_dockerfile(context, smolfile, state, built, reason)
+
+
+def replace_dockerfile(
+    context: BuildContext,
+    smolfile: Smolfile,
+    state: LockState,
+    built: LockedDockerfile,
+    reason: str,
+) -> LockState:
+    """Write what a Dockerfile gave now into the lock."""
+    lock = dataclasses.replace(state.lock, dockerfile=built)
+    renewed = renew_lock(context, smolfile, lock, (reason,))
+    return dataclasses.replace(renewed, is_new=state.is_new)
 
 
 def renew_lock(
@@ -145,12 +215,16 @@ def resolve_lock(context: BuildContext, smolfile: Smolfile, *, local: bool = Tru
 
     if local or not has_local_base(smolfile):
         base = resolve_base(
-            smolfile, cache=context.home.cache, fetcher=context.fetcher, emit=context.emit
+            smolfile,
+            cache=context.home.cache,
+            fetcher=context.fetcher,
+            docker=context.docker,
+            emit=context.emit,
         )
     else:
         base = LockedBase()
     kernel = None if smolfile.kernel else resolve_kernel()
-    return Lock(image=base.image, debian=base.debian, kernel=kernel)
+    return Lock(image=base.image, debian=base.debian, dockerfile=base.dockerfile, kernel=kernel)
 
 
 def _read(path: Path) -> bytes:

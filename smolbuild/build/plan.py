@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from smolbuild.build.age import Age, age_of, oldest_delta
 from smolbuild.build.context import BuildContext
 from smolbuild.build.files import collect_files
-from smolbuild.build.lockfile import LockState, follow_base, obtain_lock
+from smolbuild.build.lockfile import LockState, follow_base, follow_dockerfile, obtain_lock
 from smolbuild.build.run_config import run_config, services_of
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError, VerificationError
@@ -74,6 +74,8 @@ class Plan:
     """The artifact whose inputs are compared with these; None: there is none, or no need to."""
     changes: tuple[Change, ...] | None
     """Since the compared artifact; None when there is none to compare with."""
+    locked: bool = False
+    """Whether the lock may not be renewed."""
 
 
 def make_plan(
@@ -109,8 +111,15 @@ def make_plan(
     authorities, trust_env = _authorities(smolfile)
     lock = obtain_lock(context, smolfile, locked=locked)
     lock, drift = _drift(context, smolfile, lock, locked=locked, force=check_drift)
-    base = base_identity(smolfile, lock.lock, cache=context.home.cache, fetcher=context.fetcher)
-    lock = follow_base(context, smolfile, lock, base.digest, locked=locked)
+    lock = follow_dockerfile(context, smolfile, lock, locked=locked)
+    base = base_identity(
+        smolfile,
+        lock.lock,
+        cache=context.home.cache,
+        fetcher=context.fetcher,
+        docker=context.docker,
+    )
+    lock = follow_base(context, smolfile, lock, base, locked=locked)
     kernel = kernel_identity(smolfile.kernel_path, lock.lock.kernel)
     inputs = KeyInputs(
         base=base.digest,
@@ -161,6 +170,7 @@ def make_plan(
         drift=drift,
         compared=compared,
         changes=changes,
+        locked=locked,
     )
 
 

@@ -34,6 +34,8 @@ class BuildResult:
     origin: Literal["built", "local", "remote"]
     """Built by this command, or found: in the local store, in the remote cache."""
     proofs: tuple[Proof, ...] = ()
+    plan: Plan | None = None
+    """What was built instead of what was asked for, when the base's image had to be made anew."""
 
     @property
     def reused(self) -> bool:

@@ -1,23 +1,14 @@
 """The deterministic tar stream of what copies put into the guest."""
 
-import hashlib
-import os
 import posixpath
-import tarfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
-from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError
 from smolbuild.model.declared import DeclaredFiles, FileEntry
 from smolbuild.model.smolfile import Copy
+from smolbuild.source.tarwriter import END, file_member
 
 __all__ = ["named_owners", "tar_stream"]
-
-MTIME = 315532800
-"""1980-01-01: fixed, and the earliest time that a zip archive made in the guest can hold."""
-_CHUNK = 1 << 20
-_BLOCK = 512
 
 
 def named_owners(copies: Iterable[Copy]) -> tuple[str, ...]:
@@ -50,7 +41,7 @@ def tar_stream(
     """
     for copy in copies:
         yield from _copy(files, copy, owners or {})
-    yield bytes(2 * _BLOCK)
+    yield END
 
 
 def _copy(
@@ -66,9 +57,8 @@ def _copy(
         name = posixpath.join(base, inner).strip("/")
         if not name or (entry.kind == "dir" and entry.path in occupied and not dressed):
             continue
-        yield _header(entry, name, mode=_mode(entry, copy.mode), uid=uid, gid=gid)
-        if entry.kind == "file":
-            yield from _content(files.context, entry)
+        mode = _mode(entry, copy.mode)
+        yield from file_member(files.context, entry, name, mode=mode, uid=uid, gid=gid)
 
 
 def _base(copy: Copy) -> str:
@@ -81,54 +71,11 @@ def _below(path: str, source: str) -> str:
     return path if source == "." else path[len(source) + 1 :]
 
 
-def _mode(entry: FileEntry, mode: int | None) -> int:
-    if entry.kind == "symlink":
-        return 0o777
+def _mode(entry: FileEntry, mode: int | None) -> int | None:
     if mode is None:
-        return 0o755 if entry.kind == "dir" or entry.executable else 0o644
+        return None
     # Who may read a file of the copy may also enter its directories.
     return mode | (mode & 0o444) >> 2 if entry.kind == "dir" else mode
-
-
-def _header(entry: FileEntry, name: str, *, mode: int, uid: int, gid: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.mtime, info.mode, info.uid, info.gid = MTIME, mode, uid, gid
-    if entry.kind == "dir":
-        info.type = tarfile.DIRTYPE
-    elif entry.kind == "symlink":
-        info.type, info.linkname = tarfile.SYMTYPE, entry.target or ""
-    else:
-        info.size = entry.size
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
-
-
-def _content(context: Path, entry: FileEntry) -> Iterator[bytes]:
-    hasher = hashlib.sha256()
-    left = entry.size
-    try:
-        descriptor = os.open(context / entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as stream:
-            while left:
-                chunk = stream.read(min(left, _CHUNK))
-                if not chunk:
-                    break
-                hasher.update(chunk)
-                left -= len(chunk)
-                yield chunk
-            longer = bool(stream.read(1))
-    except OSError as error:
-        raise _changed(entry, f"it cannot be read: {error.strerror}") from error
-    if left or longer or Digest("sha256:" + hasher.hexdigest()) != entry.digest:
-        raise _changed(entry, "its content is not the one that was digested")
-    yield bytes(-entry.size % _BLOCK)
-
-
-def _changed(entry: FileEntry, why: str) -> BuildError:
-    return BuildError(
-        f"{entry.path} changed during the build: {why}",
-        hint="build again when nothing writes to the Smolfile's directory",
-        code="file-changed",
-    )
 
 
 def _owner(copy: Copy, owners: Mapping[str, tuple[int, int]]) -> tuple[int, int]:

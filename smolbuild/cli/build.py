@@ -129,6 +129,7 @@ def _once(wish: _Wish) -> None:
         if result is None:
             why = _why(context, plan, no_cache=wish.no_cache)
             result = _build(context, plan, names, phases, wish, remote)
+            plan = result.plan or plan
         elif wish.key is not None:
             _sign_too(context, result, wish.key)
         if remote is not None and remote.push:

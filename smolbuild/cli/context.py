@@ -12,6 +12,7 @@ from smolbuild.core.events import Emit
 from smolbuild.core.home import Home
 from smolbuild.machine.accel import host_contract
 from smolbuild.registry.images import RegistryImages
+from smolbuild.source.docker_client import DockerClient
 from smolbuild.store.layout import Store
 
 if TYPE_CHECKING:
@@ -24,13 +25,17 @@ __all__ = ["build_context"]
 def build_context(emit: Emit) -> Iterator[BuildContext]:
     """Give the context of a build command."""
     place = home()
-    with contextlib.closing(RegistryImages(os.environ, emit=emit)) as images:
+    with (
+        contextlib.closing(RegistryImages(os.environ, emit=emit)) as images,
+        contextlib.closing(DockerClient(os.environ)) as docker,
+    ):
         yield BuildContext(
             home=place,
             store=Store(place.store),
             contract=functools.partial(host_contract, place),
             open_engine=functools.cache(functools.partial(_engine, place, emit)),
             fetcher=images,
+            docker=docker,
             environment=os.environ,
             emit=emit,
         )

@@ -114,9 +114,9 @@ class BaseInfo:
     """What the base's digest stands for, for people: the key holds the digest alone."""
 
     kind: str
-    """``debian``, or how the image was found: ``image`` in a registry, ``local`` ..."""
+    """``debian``, ``dockerfile``, or where the image was found: ``image`` (registry) or ``local``."""
     reference: str
-    """The suite, or the image as the Smolfile names it."""
+    """The suite, the Dockerfile, or the image as the Smolfile names it."""
     digest: Digest
     packages: Mapping[str, str] = field(default_factory=dict)
     """Versions by name, where the lock knows them."""

@@ -44,7 +44,7 @@ EXCLUDED: Mapping[str, str] = {
     "Smolfile.path": "where the checkout lies does not change what is built",
     "Smolfile.image": "the base digest says what the reference stood for",
     "Smolfile.platform": "it selects the base; the base digest and the architecture count",
-    "Smolfile.base": "the base digest covers suite, packages and variant",
+    "Smolfile.base": "the base digest covers suite and packages, or what the Dockerfile gave",
     "Smolfile.kernel": "the kernel digest counts, not its path",
     "Smolfile.ca_files": "the certificates count, not where they lie: see KeyInputs.authorities",
     "Smolfile.imported_env": "the value counts, in env, not where it came from",

@@ -40,6 +40,7 @@ class Kind(enum.Enum):
     TABLE = "a table"
     TABLES = "a list of tables"
     TABLE_OF_TABLES = "a table of tables"
+    TABLE_OF_TEXTS = "a table of strings"
     FLAG_OR_TEXTS = "true, false or a list of strings"
     TEXT_OR_TABLE = "a string or a table"
 
@@ -54,6 +55,8 @@ class Key:
     low: int = 0
     high: int = 2**63 - 1
     pattern: str = TEXT
+    names: str = TEXT
+    """Pattern of the names in a table of strings."""
     expected: str = ""
     """What ``pattern`` means, in words: the end of ``expected …``."""
     choices: tuple[str, ...] = ()
@@ -96,6 +99,11 @@ def json_type(key: Key, definitions: str) -> dict[str, Json]:
         Kind.TABLE: reference,
         Kind.TABLES: {"type": "array", "items": reference},
         Kind.TABLE_OF_TABLES: {"type": "object", "additionalProperties": reference},
+        Kind.TABLE_OF_TEXTS: {
+            "type": "object",
+            "propertyNames": {"pattern": f"^({key.names})$"},
+            "additionalProperties": text,
+        },
         Kind.FLAG_OR_TEXTS: {"anyOf": [{"type": "boolean"}, texts]},
         Kind.TEXT_OR_TABLE: {"anyOf": [text, reference]},
     }

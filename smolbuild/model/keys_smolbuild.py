@@ -79,7 +79,9 @@ _TABLE: Shape = {
         expected="the path of a kernel",
     ),
     "base": Key(
-        kind=Kind.TABLE, about="A Debian root made on the spot, instead of `image`.", shape="base"
+        kind=Kind.TABLE,
+        about="Instead of `image`: a Debian root made on the spot, or a Dockerfile that is built.",
+        shape="base",
     ),
     "copy": _COPY,
     "step": Key(kind=Kind.TABLES, about="Set-up steps, run in order after `init`.", shape="step"),
@@ -116,7 +118,30 @@ SMOLBUILD: Mapping[str, Shape] = {
             about="Suite: `bookworm`, for example.",
             pattern=r"[a-z][a-z0-9-]*",
             expected="the name of a Debian suite such as bookworm",
-            required=True,
+        ),
+        "dockerfile": Key(
+            kind=Kind.TEXT,
+            about="Path of a Dockerfile that a Docker engine builds, instead of `debian`.",
+            pattern=_SOURCE,
+            expected=_SOURCE_WORDS,
+        ),
+        "target": Key(
+            kind=Kind.TEXT,
+            about="The Dockerfile's stage to stop at.",
+            pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]*",
+            expected="the name or number of a stage",
+        ),
+        "args": Key(
+            kind=Kind.TABLE_OF_TEXTS,
+            about="Values for the Dockerfile's `ARG` instructions. No place for secrets.",
+            names=r"[A-Za-z_][A-Za-z0-9_]*",
+        ),
+        "context": Key(
+            kind=Kind.TEXT,
+            about="Directory whose files the Dockerfile may copy; `.dockerignore` counts.",
+            default=".",
+            pattern=_SOURCE,
+            expected=_SOURCE_WORDS,
         ),
         "packages": Key(
             kind=Kind.TEXTS,

@@ -13,15 +13,17 @@ from typing import NoReturn, cast
 from smolbuild.core.digest import Digest, parse_digest
 from smolbuild.core.errors import UsageError
 from smolbuild.core.values import dataclass
-from smolbuild.model.smolfile import Base, Smolfile
+from smolbuild.model.smolfile import Base, Dockerfile, Smolfile
 
 __all__ = [
     "LOCK_VERSION",
     "Lock",
     "LockedDebian",
+    "LockedDockerfile",
     "LockedImage",
     "LockedKernel",
     "LockedPackage",
+    "LockedRun",
     "encode_lock",
     "lock_path",
     "matches",
@@ -35,6 +37,42 @@ _HEADER = "# Written by smolbuild. Check it in; renew it with `smolbuild lock --
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockedRun:
+    """How an image of a Docker engine wants to be run: known where there is no engine to ask."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    workdir: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedDockerfile:
+    """A Dockerfile, what it was built from, and the image that it gave."""
+
+    dockerfile: str
+    target: str | None
+    args: tuple[tuple[str, str], ...]
+    """Sorted by name."""
+    context: str
+    context_digest: Digest
+    """Over the Dockerfile, every file of the context, arguments and target."""
+    image: Digest
+    """The image's ID: the digest of its configuration."""
+    run: LockedRun = LockedRun()
+
+    def fits(self, asked: Dockerfile) -> bool:
+        """Return whether it is about what the Smolfile asks for; the files are not looked at."""
+        return (self.dockerfile, self.target, self.args, self.context) == (
+            asked.dockerfile,
+            asked.target,
+            asked.args,
+            asked.context,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LockedImage:
     """An image reference and what it stood for when it was locked."""
 
@@ -44,6 +82,8 @@ class LockedImage:
     """Of what the reference named: an index or a manifest."""
     platform_digest: Digest
     """Of the manifest for the build's platform; equal to ``digest`` when that was a manifest."""
+    run: LockedRun | None = None
+    """Of an image in a Docker engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +122,12 @@ class LockedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """A whole lock. ``image`` and ``debian`` are never both set."""
+    """A whole lock. Of ``image``, ``debian`` and ``dockerfile`` at most one is set."""
 
     version: int = LOCK_VERSION
     image: LockedImage | None = None
     debian: LockedDebian | None = None
+    dockerfile: LockedDockerfile | None = None
     kernel: LockedKernel | None = None
 
 
@@ -112,14 +153,15 @@ def parse_lock(data: bytes, *, file: str) -> Lock:
     version = content.get("version")
     if version != LOCK_VERSION or isinstance(version, bool):
         _bad(file, f"its version is not {LOCK_VERSION}")
-    root.allow("version", "image", "debian", "kernel")
+    root.allow("version", "image", "debian", "dockerfile", "kernel")
     lock = Lock(
         image=_image(root.table("image")),
         debian=_debian(root.table("debian")),
+        dockerfile=_dockerfile(root.table("dockerfile")),
         kernel=_kernel(root.table("kernel")),
     )
-    if lock.image and lock.debian:
-        _bad(file, "it locks both an image and a Debian root")
+    if sum(base is not None for base in (lock.image, lock.debian, lock.dockerfile)) > 1:
+        _bad(file, "it locks more than one base")
     return lock
 
 
@@ -134,7 +176,12 @@ def matches(lock: Lock, smolfile: Smolfile) -> tuple[str, ...]:
 
 
 def _base_reasons(lock: Lock, smolfile: Smolfile) -> Iterator[str]:
-    if smolfile.base is not None:
+    if isinstance(smolfile.base, Dockerfile):
+        if lock.dockerfile is None or not lock.dockerfile.fits(smolfile.base):
+            yield f"the lock does not have the image of {smolfile.base.dockerfile} as asked for"
+    elif lock.dockerfile is not None:
+        yield f"the lock holds {lock.dockerfile.dockerfile}, which the Smolfile does not ask for"
+    if isinstance(smolfile.base, Base):
         if lock.debian is None:
             yield "the Smolfile asks for a Debian root, which the lock does not have"
         else:
@@ -173,11 +220,40 @@ def _kernel_reasons(lock: Lock, smolfile: Smolfile) -> Iterator[str]:
 def _image(members: "_Members | None") -> LockedImage | None:
     if members is None:
         return None
-    members.allow("reference", "digest", "platform_digest")
+    members.allow("reference", "digest", "platform_digest", "run")
+    run = members.table("run")
     return LockedImage(
         reference=members.text("reference"),
         digest=members.digest("digest"),
         platform_digest=members.digest("platform_digest"),
+        run=None if run is None else _run(run),
+    )
+
+
+def _dockerfile(members: "_Members | None") -> LockedDockerfile | None:
+    if members is None:
+        return None
+    members.allow("dockerfile", "target", "args", "context", "context_digest", "image", "run")
+    run = members.table("run")
+    return LockedDockerfile(
+        dockerfile=members.text("dockerfile"),
+        target=members.text("target") if members.has("target") else None,
+        args=tuple(sorted(members.pairs("args"))),
+        context=members.text("context"),
+        context_digest=members.digest("context_digest"),
+        image=members.digest("image"),
+        run=LockedRun() if run is None else _run(run),
+    )
+
+
+def _run(members: "_Members") -> LockedRun:
+    members.allow("env", "entrypoint", "cmd", "workdir", "user")
+    return LockedRun(
+        env=members.pairs("env"),
+        entrypoint=members.texts("entrypoint"),
+        cmd=members.texts("cmd"),
+        workdir=members.text("workdir") if members.has("workdir") else "",
+        user=members.text("user") if members.has("user") else "",
     )
 
 
@@ -246,6 +322,16 @@ class _Members:
             _bad(self.file, f"{self._at(name)} is missing or not a list of strings")
         return tuple(cast("list[str]", value))
 
+    def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return a list of ``NAME=VALUE``, split."""
+        found = []
+        for text in self.texts(name):
+            key, equals, value = text.partition("=")
+            if not key or not equals:
+                _bad(self.file, f"{self._at(name)} is not a list of NAME=VALUE")
+            found.append((key, value))
+        return tuple(found)
+
     def digest(self, name: str) -> Digest:
         try:
             return parse_digest(self.text(name))
@@ -284,6 +370,8 @@ def _lines(lock: Lock) -> Iterator[str]:
         yield _line("reference", lock.image.reference)
         yield _line("digest", lock.image.digest)
         yield _line("platform_digest", lock.image.platform_digest)
+        if lock.image.run:
+            yield from _run_lines("image", lock.image.run)
     if lock.debian:
         yield "\n[debian]\n"
         yield _line("suite", lock.debian.suite)
@@ -297,6 +385,16 @@ def _lines(lock: Lock) -> Iterator[str]:
             yield _line("version", package.version)
             yield _line("architecture", package.architecture)
             yield _line("sha256", package.sha256)
+    if lock.dockerfile:
+        yield "\n[dockerfile]\n"
+        yield _line("dockerfile", lock.dockerfile.dockerfile)
+        if lock.dockerfile.target is not None:
+            yield _line("target", lock.dockerfile.target)
+        yield f"args = {_array(f'{name}={value}' for name, value in lock.dockerfile.args)}\n"
+        yield _line("context", lock.dockerfile.context)
+        yield _line("context_digest", lock.dockerfile.context_digest)
+        yield _line("image", lock.dockerfile.image)
+        yield from _run_lines("dockerfile", lock.dockerfile.run)
     if lock.kernel:
         yield "\n[kernel]\n"
         yield _line("package", lock.kernel.package)
@@ -304,6 +402,17 @@ def _lines(lock: Lock) -> Iterator[str]:
         yield _line("sha256", lock.kernel.sha256)
         if lock.kernel.modules_sha256:
             yield _line("modules_sha256", lock.kernel.modules_sha256)
+
+
+def _run_lines(owner: str, run: LockedRun) -> Iterator[str]:
+    yield f"\n[{owner}.run]\n"
+    yield f"env = {_array(f'{name}={value}' for name, value in run.env)}\n"
+    yield f"entrypoint = {_array(run.entrypoint)}\n"
+    yield f"cmd = {_array(run.cmd)}\n"
+    if run.workdir:
+        yield _line("workdir", run.workdir)
+    if run.user:
+        yield _line("user", run.user)
 
 
 def _line(name: str, text: str) -> str:

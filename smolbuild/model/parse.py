@@ -182,7 +182,8 @@ def _check(
         root.report.problem(
             "",
             "neither image nor [smolbuild.base] is there",
-            'write image = "./image.tar", or [smolbuild.base] with debian = "bookworm"',
+            'write image = "./image.tar", or [smolbuild.base] with debian = "bookworm" '
+            'or dockerfile = "Dockerfile"',
         )
     if table is None:
         return

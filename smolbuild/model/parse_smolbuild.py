@@ -21,6 +21,7 @@ from smolbuild.model.smolfile import (
     Base,
     CachePolicy,
     Copy,
+    Dockerfile,
     Health,
     Policy,
     RestoreContract,
@@ -42,7 +43,7 @@ class Ours:
     use_dev: bool = False
     resume: Literal["memory", "disk"] = "memory"
     kernel: str | None = None
-    base: Base | None = None
+    base: Base | Dockerfile | None = None
     copy: tuple[Copy, ...] = ()
     steps: tuple[Step, ...] = ()
     services: tuple[Service, ...] = ()
@@ -98,9 +99,53 @@ def _notice_unheeded(table: Table, ours: Ours) -> None:
             )
 
 
-def _base(table: Table | None) -> Base | None:
+_OF_DEBIAN = ("packages", "variant", "mirror", "components")
+_OF_DOCKERFILE = ("target", "args", "context")
+_SECRET_WORDS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "APIKEY", "API_KEY")
+
+
+def _base(table: Table | None) -> Base | Dockerfile | None:
     if table is None:
         return None
+    if table.has("debian") == table.has("dockerfile"):
+        both = table.has("debian")
+        table.report.problem(
+            table.at("dockerfile") if both else table.path,
+            "debian and dockerfile are both there" if both else "debian is missing, or dockerfile",
+            "keep one of the two" if both else 'debian = "bookworm", or dockerfile = "Dockerfile"',
+        )
+    kind, others = ("debian", _OF_DOCKERFILE) if table.has("debian") else ("dockerfile", _OF_DEBIAN)
+    for name in others if table.has(kind) else ():
+        if table.has(name):
+            table.problem(name, f"it means nothing beside {kind}", f"take {name} out")
+    dockerfile, debian = _dockerfile(table), _debian(table)  # both, for all their problems
+    return dockerfile if table.has("dockerfile") else debian
+
+
+def _dockerfile(table: Table) -> Dockerfile | None:
+    path, context = table.text("dockerfile"), given(table.text("context"), ".")
+    args = table.named_texts("args")
+    for name in args:
+        if any(word in name.upper() for word in _SECRET_WORDS):
+            table.report.notice(
+                table.at("args"),
+                f"{name} looks like a secret: a build argument stays readable in the image, in the "
+                "lock and in the artifact",
+                loud=True,
+            )
+    found = None if path is None else inside(table.report, table.at("dockerfile"), path)
+    directory = inside(table.report, table.at("context"), context)
+    if found is None or directory is None:
+        return None
+    return Dockerfile(
+        dockerfile=found,
+        target=table.text("target"),
+        args=tuple(sorted(args.items())),
+        context=directory,
+    )
+
+
+def _debian(table: Table) -> Base:
     usual = Base(debian="")
     return Base(
         debian=given(table.text("debian"), ""),

@@ -16,6 +16,7 @@ __all__ = [
     "Base",
     "CachePolicy",
     "Copy",
+    "Dockerfile",
     "ExecProbe",
     "FileProbe",
     "Health",
@@ -188,6 +189,22 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dockerfile:
+    """``[smolbuild.base]``: an image that a Docker engine builds from a Dockerfile.
+
+    Paths are relative to the Smolfile's directory, normalised, POSIX.
+    """
+
+    dockerfile: str
+    target: str | None = None
+    """The stage to stop at; None: the last one."""
+    args: tuple[tuple[str, str], ...] = ()
+    """Values for its ``ARG`` instructions, sorted by name."""
+    context: str = "."
+    """The directory that its ``COPY`` instructions see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreContract:
     """``[smolbuild.restore]``: what makes a fork fresh before it is handed out."""
 
@@ -284,7 +301,7 @@ class Smolfile:
     resume: Literal["memory", "disk"] = "memory"
     kernel: str | None = None
     """Path of a kernel image the user gives; None: Debian's cloud kernel."""
-    base: Base | None = None
+    base: Base | Dockerfile | None = None
     copy: tuple[Copy, ...] = ()
     steps: tuple[Step, ...] = ()
     """``init`` entries first (named ``init-1`` …), then ``[[smolbuild.step]]`` in file order."""

@@ -173,6 +173,24 @@ class Table:
         }
         return {entry: table for entry, table in nested.items() if table is not None}
 
+    def named_texts(self, name: str) -> Mapping[str, str]:
+        """Return a table of strings by name; empty when it is not there."""
+        key, value = self._get(name, Kind.TABLE_OF_TEXTS)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self._wrong(key, name, value)
+            return {}
+        found = {}
+        for entry, item in value.items():
+            path = join_key(self.at(name), entry)
+            text = self._checked_item(key, item, path)
+            if not re.fullmatch(key.names, entry):
+                self.report.problem(path, f"expected a name, got {show(entry)}")
+            elif text is not None:
+                found[entry] = text
+        return found
+
     def flag_or_listed(self, name: str) -> bool | tuple[tuple[str, str], ...] | None:
         """Return true, false or a list of strings, each with its path, or None."""
         key, value = self._get(name, Kind.FLAG_OR_TEXTS)

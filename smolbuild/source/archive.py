@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from smolbuild.core.digest import digest_bytes, digest_value
+from smolbuild.core.digest import Digest, digest_bytes, digest_value
 from smolbuild.core.errors import BuildError, UsageError, VerificationError
 from smolbuild.source.content import FileBacking, Region
 from smolbuild.source.image import Layer, LoadedImage
@@ -24,11 +24,41 @@ from smolbuild.source.oci_layout import load_layout
 from smolbuild.source.tar import read_tar
 from smolbuild.source.unpack import unpacked
 
-__all__ = ["load_archive"]
+__all__ = ["load_archive", "load_saved"]
 
 _MAX_JSON = 4 << 20
 _MAX_FILES = 100_000
 _MAX_LINKS = 8
+
+
+@contextlib.contextmanager
+def load_saved(path: Path, image: Digest) -> Iterator[LoadedImage]:
+    """Give the image with the ID ``image`` from what a Docker engine saved at ``path``.
+
+    An ID is the digest of the configuration; of engines that keep images in containerd it is that
+    of the manifest or index.
+
+    Raises:
+        VerificationError: the archive holds another image, or something has not its digest.
+        BuildError: it is no image archive, or is cut short.
+
+    """
+    what = f"image {image} as the Docker engine saved it"
+    with FileBacking(path) as backing:
+        files = _Files.index(Region(backing, 0, backing.size), what)
+        if files.has("manifest.json"):
+            loaded = _load_docker(files, "", what)
+            if loaded.config_digest == image:
+                yield loaded
+                return
+        if files.has("index.json") and files.has("oci-layout"):
+            yield load_layout(files.open, image, what=what)
+            return
+    raise VerificationError(
+        f"{what} is another image",
+        hint="build again when nothing changes the engine's images any more",
+        code="digest-mismatch",
+    )
 
 
 @contextlib.contextmanager
@@ -149,6 +179,7 @@ def _load_docker(files: _Files, selector: str, what: str) -> LoadedImage:
         digest=digest_value(
             "smolbuild.docker-archive.v1", {"config": digest, "layers": list(diff_ids)}
         ),
+        config_digest=digest,
     )
 
 

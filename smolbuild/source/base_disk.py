@@ -28,7 +28,7 @@ from smolbuild.core.files import (
 )
 from smolbuild.core.text import counted
 from smolbuild.model.lock import Lock
-from smolbuild.model.smolfile import Smolfile
+from smolbuild.model.smolfile import Base, Dockerfile, Smolfile
 from smolbuild.source.base_identity import (
     BaseIdentity,
     base_identity,
@@ -37,6 +37,8 @@ from smolbuild.source.base_identity import (
     open_local_image,
 )
 from smolbuild.source.debian import build_debian
+from smolbuild.source.docker_engine import DockerEngine
+from smolbuild.source.engine_image import open_saved
 from smolbuild.source.ext4 import EXT4_VERSION, write_ext4
 from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.source.image_config import ImageConfig
@@ -46,10 +48,10 @@ from smolbuild.source.registry_image import (
     pull_layers,
 )
 from smolbuild.source.rootfs import digest_tree, read_rootfs
-from smolbuild.source.select import LocalImage, select_image
+from smolbuild.source.select import EngineHeld, LocalImage, select_image
 from smolbuild.source.tree import Tree
 
-__all__ = ["BaseDisk", "prepare_base"]
+__all__ = ["BaseDisk", "has_base", "prepare_base"]
 
 _VERSION = 1
 _LOCK_TIMEOUT = 7200.0
@@ -88,8 +90,27 @@ class _Record:
     config: ImageConfig
 
 
+def has_base(image: Digest, disk_bytes: int, *, cache: Path) -> bool:
+    """Return whether the root disk of the base with this digest is cached."""
+    directory = cache / "base" / hex_of(_key(image, disk_bytes))
+    return _read_record(directory) is not None
+
+
+def _key(image: Digest, disk_bytes: int) -> Digest:
+    return digest_value(
+        "smolbuild.base-disk.v1",
+        {"base": image, "bytes": disk_bytes, "layout": [_VERSION, EXT4_VERSION]},
+    )
+
+
 def prepare_base(
-    smolfile: Smolfile, lock: Lock, *, cache: Path, fetcher: ImageFetcher, emit: Emit
+    smolfile: Smolfile,
+    lock: Lock,
+    *,
+    cache: Path,
+    fetcher: ImageFetcher,
+    docker: DockerEngine,
+    emit: Emit,
 ) -> BaseDisk:
     """Return the base's root disk, from the cache or made now.
 
@@ -101,6 +122,7 @@ def prepare_base(
         lock: what the base was resolved to.
         cache: the cache directory (``Home.cache``); temporary files go there too.
         fetcher: reads from registries.
+        docker: the Docker engine, asked for bases that are its images.
         emit: receives the phase ``base`` and what tools write.
 
     Raises:
@@ -112,12 +134,9 @@ def prepare_base(
         BusyError: another build has been making the same base for two hours.
 
     """
-    identity = base_identity(smolfile, lock, cache=cache, fetcher=fetcher)
+    identity = base_identity(smolfile, lock, cache=cache, fetcher=fetcher, docker=docker)
     disk_bytes = smolfile.overlay * _GIB
-    key = digest_value(
-        "smolbuild.base-disk.v1",
-        {"base": identity.digest, "bytes": disk_bytes, "layout": [_VERSION, EXT4_VERSION]},
-    )
+    key = _key(identity.digest, disk_bytes)
     shelf = private_directory(cache / "base")
     directory = shelf / hex_of(key)
     record = _read_record(directory)
@@ -127,7 +146,7 @@ def prepare_base(
             if record is None:
                 remove_tree(directory)  # what somebody damaged; a machine that uses it keeps it
                 record = _make(
-                    smolfile, lock, identity, disk_bytes, directory, cache, fetcher, emit
+                    smolfile, lock, identity, disk_bytes, directory, cache, fetcher, docker, emit
                 )
     return BaseDisk(
         path=directory / _DISK,
@@ -146,6 +165,7 @@ def _make(
     directory: Path,
     cache: Path,
     fetcher: ImageFetcher,
+    docker: DockerEngine,
     emit: Emit,
 ) -> _Record:
     started = time.monotonic()
@@ -154,7 +174,7 @@ def _make(
     staging = Path(tempfile.mkdtemp(prefix=f".tmp-{directory.name}-", dir=directory.parent))
     try:
         with contextlib.ExitStack() as resources:
-            tree = _tree(smolfile, lock, identity, staging, cache, resources, fetcher, emit)
+            tree = _tree(smolfile, lock, identity, staging, cache, resources, fetcher, docker, emit)
             for path, mode in _GUEST_DIRECTORIES:
                 tree.ensure_directory(path, mode=mode)
             emit(Message(level="info", text=f"writing a root disk of {smolfile.overlay} GiB"))
@@ -196,9 +216,13 @@ def _tree(
     cache: Path,
     resources: contextlib.ExitStack,
     fetcher: ImageFetcher,
+    docker: DockerEngine,
     emit: Emit,
 ) -> Tree:
     """Return the base's file tree; it must be what ``identity`` says."""
+    if isinstance(smolfile.base, Dockerfile):
+        saved = open_saved(identity.digest, docker, staging, emit)
+        return merge(resources.enter_context(saved), staging, resources, emit)
     if smolfile.base is not None and lock.debian is not None:
         return build_debian(
             smolfile.base, lock.debian, cache=cache, work=staging, resources=resources, emit=emit
@@ -212,6 +236,9 @@ def _tree(
         image = resources.enter_context(open_local_image(source, staging))
         _unchanged(image.digest, identity.digest, source.path)
         return merge(image, staging, resources, emit)
+    if isinstance(source, EngineHeld):
+        saved = open_saved(identity.digest, docker, staging, emit)
+        return merge(resources.enter_context(saved), staging, resources, emit)
     if lock.image is None:
         raise not_locked()
     image = load_registry_image(lock.image, cache, fetcher)
@@ -239,7 +266,7 @@ def _read_record(directory: Path) -> _Record | None:
 
 
 def _title(smolfile: Smolfile) -> str:
-    if smolfile.base is None:
-        return smolfile.image or ""
+    if not isinstance(smolfile.base, Base):
+        return smolfile.image or (smolfile.base.dockerfile if smolfile.base else "")
     packages = counted(len(smolfile.base.packages), "package")
     return f"Debian {smolfile.base.debian} with {packages}"

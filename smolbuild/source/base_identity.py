@@ -13,12 +13,13 @@ from smolbuild.core.digest import Digest
 from smolbuild.core.errors import UsageError
 from smolbuild.core.files import private_directory
 from smolbuild.core.values import dataclass
-from smolbuild.model.lock import Lock
-from smolbuild.model.smolfile import Smolfile
+from smolbuild.model.lock import Lock, LockedRun
+from smolbuild.model.smolfile import Dockerfile, Smolfile
 from smolbuild.source.debian_identity import debian_digest
+from smolbuild.source.docker_engine import DockerEngine
 from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.source.image_config import ImageConfig
-from smolbuild.source.select import LocalImage, select_image
+from smolbuild.source.select import EngineHeld, LocalImage, select_image
 
 if TYPE_CHECKING:
     from smolbuild.source.image import LoadedImage
@@ -43,19 +44,29 @@ class BaseIdentity:
 
 
 def base_identity(
-    smolfile: Smolfile, lock: Lock, *, cache: Path, fetcher: ImageFetcher
+    smolfile: Smolfile,
+    lock: Lock,
+    *,
+    cache: Path,
+    fetcher: ImageFetcher,
+    docker: DockerEngine,
 ) -> BaseIdentity:
     """Return what the base is, without building it.
 
-    A Debian root and a registry image are what the lock says; a local image is what it is now, read
-    as far as needed (manifest and configuration; every file of an unpacked root). Of a registry
-    image, manifest and configuration are fetched once and then cached. Idempotent.
+    A Debian root, a Dockerfile and a registry image are what the lock says; a local image is what
+    it is now, read as far as needed (manifest and configuration; every file of an unpacked root),
+    and so is one in a Docker engine that answers. Of a registry image, manifest and configuration
+    are fetched once and then cached. Idempotent.
 
     Raises:
         UsageError: there is no base, or the lock has none of its kind.
-        BuildError, VerificationError, RegistryError: it cannot be read.
+        BuildError, VerificationError, RegistryError, HostError: it cannot be read.
 
     """
+    if isinstance(smolfile.base, Dockerfile):
+        if lock.dockerfile is None:
+            raise not_locked()
+        return _identity(lock.dockerfile.image, lock.dockerfile.run)
     if smolfile.base is not None:
         if lock.debian is None:
             raise not_locked()
@@ -63,6 +74,10 @@ def base_identity(
     source = select_image(image_of(smolfile), smolfile.path.parent)
     if isinstance(source, LocalImage):
         return local_identity(source, cache)
+    if isinstance(source, EngineHeld):
+        from smolbuild.source.engine_image import held_now
+
+        return _identity(*held_now(source.name, lock.image, docker))
     if lock.image is None:
         raise not_locked()
     from smolbuild.source.registry_image import load_registry_image
@@ -72,15 +87,30 @@ def base_identity(
 
 
 def has_local_base(smolfile: Smolfile) -> bool:
-    """Return whether the base is an image on this host, which no lock can pin.
+    """Return whether the base is of this host, which a new look at a registry does not change.
+
+    An image in a file, a directory or a Docker engine is what it is now, and a Dockerfile is built
+    when its context changed.
 
     Raises:
         UsageError: there is no base, or the image does not exist.
 
     """
     if smolfile.base is not None:
-        return False
-    return isinstance(select_image(image_of(smolfile), smolfile.path.parent), LocalImage)
+        return isinstance(smolfile.base, Dockerfile)
+    source = select_image(image_of(smolfile), smolfile.path.parent)
+    return isinstance(source, LocalImage | EngineHeld)
+
+
+def _identity(digest: Digest, run: LockedRun) -> BaseIdentity:
+    config = ImageConfig(
+        env=run.env,
+        workdir=run.workdir,
+        user=run.user,
+        entrypoint=run.entrypoint,
+        cmd=run.cmd,
+    )
+    return BaseIdentity(digest=digest, config=config)
 
 
 def local_identity(source: LocalImage, cache: Path) -> BaseIdentity:
@@ -124,7 +154,7 @@ def image_of(smolfile: Smolfile) -> str:
     if smolfile.image is None:
         raise UsageError(
             f"{smolfile.path}: there is no base to build on",
-            hint="set `image`, or `debian` in [smolbuild.base]",
+            hint="set `image`, or `debian` or `dockerfile` in [smolbuild.base]",
             code="no-base",
         )
     return smolfile.image

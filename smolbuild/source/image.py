@@ -42,6 +42,8 @@ class LoadedImage:
     layers: tuple[Layer, ...]
     config: ImageConfig
     digest: Digest
+    config_digest: Digest
+    """Of the configuration: what Docker calls the image's ID."""
 
 
 def image_from_manifest(manifest: Manifest, open_blob: OpenBlob, *, what: str) -> LoadedImage:
@@ -70,4 +72,9 @@ def image_from_manifest(manifest: Manifest, open_blob: OpenBlob, *, what: str) -
                 diff_id=diff_id,
             )
         )
-    return LoadedImage(layers=tuple(layers), config=config, digest=manifest.descriptor.digest)
+    return LoadedImage(
+        layers=tuple(layers),
+        config=config,
+        digest=manifest.descriptor.digest,
+        config_digest=manifest.config.digest,
+    )

@@ -3,9 +3,11 @@
 The rules are upstream's: it is local when it starts with ``/``, ``./`` or ``../`` or ends in
 ``.tar``, ``.tar.gz`` or ``.tgz`` (and ``.tar.zst`` here); everything else is an image in a
 registry. A local layout or archive with several images takes a name or digest: ``./layout:tag``,
-``./image.tar:name:tag``, ``./layout@sha256:…``.
+``./image.tar:name:tag``, ``./layout@sha256:…``. ``docker-daemon:NAME`` is an image in a Docker
+engine.
 """
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +15,10 @@ from smolbuild.core.errors import UsageError
 from smolbuild.core.values import dataclass
 from smolbuild.model.reference import parse_reference
 
-__all__ = ["ImageSource", "LocalImage", "RegistryImage", "select_image"]
+__all__ = ["EngineHeld", "ImageSource", "LocalImage", "RegistryImage", "select_image"]
 
 _PREFIXES = ("/", "./", "../")
+_DAEMON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 
@@ -35,7 +38,14 @@ class RegistryImage:
     reference: str
 
 
-ImageSource = LocalImage | RegistryImage
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHeld:
+    """An image in a Docker engine, by a name or an ID."""
+
+    name: str
+
+
+ImageSource = LocalImage | RegistryImage | EngineHeld
 
 
 def select_image(image: str, directory: Path) -> ImageSource:
@@ -47,11 +57,14 @@ def select_image(image: str, directory: Path) -> ImageSource:
 
     """
     if image.startswith("docker-daemon:"):
-        raise UsageError(
-            f"image {image!r}: reading from a Docker daemon comes with a later version",
-            hint="save it first: docker save -o image.tar NAME, then image = './image.tar'",
-            code="docker-daemon",
-        )
+        name = image.removeprefix("docker-daemon:")
+        if not _DAEMON_NAME.fullmatch(name):
+            raise UsageError(
+                f"image {image!r}: expected docker-daemon:NAME, a name as `docker images` shows it",
+                hint="for example image = 'docker-daemon:acme/app:v1'",
+                code="docker-daemon",
+            )
+        return EngineHeld(name=name)
     if image == "-":
         raise UsageError(
             "image '-': an image from standard input cannot be built twice",

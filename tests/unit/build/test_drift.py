@@ -48,6 +48,7 @@ class World:
             contract=self.unasked,
             open_engine=self.unasked,
             fetcher=self,
+            docker=None,
             environment={},
             emit=self.hear,
             now=lambda: self.time,

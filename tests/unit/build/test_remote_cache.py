@@ -34,6 +34,7 @@ from smolbuild.model.reference import parse_reference, parse_repository
 from smolbuild.model.smolfile import CachePolicy, Policy, Smolfile
 from smolbuild.registry.client import RegistryClient
 from smolbuild.registry.retry import RetryPolicy, Timeouts
+from smolbuild.source.docker_engine import DockerEngine
 from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.store.layout import Store, key_name
 from smolbuild.trust.keys import generate_key, load_private_key
@@ -75,6 +76,7 @@ class Builder:
             contract=_unasked,
             open_engine=_unasked,
             fetcher=cast("ImageFetcher", None),
+            docker=cast("DockerEngine", None),
             environment={},
             emit=self.hear,
         )

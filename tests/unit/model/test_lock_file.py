@@ -11,21 +11,48 @@ from smolbuild.core.errors import UsageError
 from smolbuild.model.lock import (
     Lock,
     LockedDebian,
+    LockedDockerfile,
     LockedImage,
     LockedKernel,
     LockedPackage,
+    LockedRun,
     encode_lock,
     lock_path,
     matches,
     parse_lock,
 )
-from smolbuild.model.smolfile import Base, Smolfile
+from smolbuild.model.smolfile import Base, Dockerfile, Smolfile
 
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 hexes = st.text("0123456789abcdef", min_size=64, max_size=64)
 digests = hexes.map(lambda text: Digest("sha256:" + text))
 packages = st.builds(LockedPackage, name=words, version=words, architecture=words, sha256=hexes)
-images = st.builds(LockedImage, reference=words, digest=digests, platform_digest=digests)
+variables = st.lists(st.tuples(words.filter(lambda t: "=" not in t), words), max_size=3)
+runs = st.builds(
+    LockedRun,
+    env=variables.map(tuple),
+    entrypoint=st.lists(words, max_size=2).map(tuple),
+    cmd=st.lists(words, max_size=2).map(tuple),
+    workdir=st.just("") | words,
+    user=st.just("") | words,
+)
+images = st.builds(
+    LockedImage,
+    reference=words,
+    digest=digests,
+    platform_digest=digests,
+    run=st.none() | runs,
+)
+dockerfiles = st.builds(
+    LockedDockerfile,
+    dockerfile=words,
+    target=st.none() | words,
+    args=variables.map(sorted).map(tuple),
+    context=words,
+    context_digest=digests,
+    image=digests,
+    run=runs,
+)
 debians = st.builds(
     LockedDebian,
     suite=words,
@@ -38,8 +65,10 @@ debians = st.builds(
 kernels = st.none() | st.builds(
     LockedKernel, package=words, version=words, sha256=hexes, modules_sha256=st.none() | hexes
 )
-locks = st.builds(Lock, image=st.none() | images, kernel=kernels) | st.builds(
-    Lock, debian=debians, kernel=kernels
+locks = (
+    st.builds(Lock, image=st.none() | images, kernel=kernels)
+    | st.builds(Lock, debian=debians, kernel=kernels)
+    | st.builds(Lock, dockerfile=dockerfiles, kernel=kernels)
 )
 
 A, B = Digest("sha256:" + "a" * 64), Digest("sha256:" + "b" * 64)
@@ -106,7 +135,7 @@ def test_deep_nesting_is_an_error_too() -> None:
 
 def test_a_lock_cannot_be_for_both_kinds_of_base() -> None:
     both = dataclasses.replace(DEBIAN, image=IMAGE.image)
-    with pytest.raises(UsageError, match="both"):
+    with pytest.raises(UsageError, match="more than one base"):
         parse_lock(encode_lock(both), file="Smolfile.lock")
 
 
@@ -142,3 +171,21 @@ def test_reasons_why_a_lock_does_not_fit(
     assert bool(found) == bool(reasons)
     for reason in reasons:
         assert any(reason in text for text in found), found
+
+
+def test_a_lock_of_a_dockerfile_fits_what_it_was_made_for() -> None:
+    asked = Dockerfile(dockerfile="D", target="t", args=(("A", "1"),), context="c")
+    lock = Lock(
+        dockerfile=LockedDockerfile(
+            dockerfile="D", target="t", args=(("A", "1"),), context="c", context_digest=A, image=B
+        ),
+        kernel=IMAGE.kernel,
+    )
+    smolfile = Smolfile(path=Path("Smolfile"), base=asked)
+    assert matches(lock, smolfile) == ()
+    for field, value in (("dockerfile", "E"), ("target", None), ("args", ()), ("context", ".")):
+        other = dataclasses.replace(asked, **{field: value})
+        assert matches(lock, dataclasses.replace(smolfile, base=other)) != ()
+    assert matches(IMAGE, smolfile) != ()
+    assert matches(lock, dataclasses.replace(smolfile, base=None, image="python:3.12")) != ()
+    assert matches(DEBIAN, smolfile) != ()

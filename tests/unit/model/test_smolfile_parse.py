@@ -14,6 +14,7 @@ from smolbuild.model.schema import SHAPES
 from smolbuild.model.smolfile import (
     Base,
     Copy,
+    Dockerfile,
     ExecProbe,
     FileProbe,
     Health,
@@ -287,6 +288,48 @@ def test_a_scrub_table_without_commands_cleans_only_with_an_empty_list() -> None
     assert parse('image = "x"\n[smolbuild.scrub]').scrub.run is None
     assert parse('image = "x"\n[smolbuild.scrub]\nrun = []').scrub.run == ()
     assert not parse('image = "x"').guarded
+
+
+def base_of(text: str) -> Base | Dockerfile | None:
+    return parse(f"[smolbuild.base]\n{text}").base
+
+
+def test_a_dockerfile_as_base() -> None:
+    assert base_of('dockerfile = "./d//Dockerfile"') == Dockerfile(dockerfile="d/Dockerfile")
+    text = 'dockerfile = "D"\ntarget = "run"\nargs = { B = "2", A = "" }\ncontext = "app/"'
+    assert base_of(text) == Dockerfile(
+        dockerfile="D", target="run", args=(("A", ""), ("B", "2")), context="app"
+    )
+    sibling = parse_text(
+        "", file="Smolfile", sibling=("smolbuild.toml", '[base]\ndockerfile = "Dockerfile"')
+    )
+    assert sibling.base == Dockerfile(dockerfile="Dockerfile")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "debian is missing, or dockerfile"),
+        ('debian = "bookworm"\ndockerfile = "D"', "debian and dockerfile are both there"),
+        ('debian = "bookworm"\ntarget = "x"', "target: it means nothing beside debian"),
+        ('dockerfile = "D"\npackages = ["x"]', "packages: it means nothing beside dockerfile"),
+        ('dockerfile = "D"\nargs = ["A=1"]', "expected a table of strings, got a list"),
+        ('dockerfile = "D"\nargs = { A = 1 }', "args.A: expected a string, got 1"),
+        ('dockerfile = "D"\nargs = { "A B" = "1" }', "expected a name"),
+        ('dockerfile = "../D"', "base.dockerfile"),
+        ('dockerfile = "D"\ncontext = "/x"', "base.context"),
+    ],
+)
+def test_what_a_base_cannot_be(text: str, message: str) -> None:
+    found = problems(f"[smolbuild.base]\n{text}")
+    assert any(message in problem for problem in found), found
+
+
+def test_arguments_that_look_like_secrets_get_a_loud_word() -> None:
+    text = '[smolbuild.base]\ndockerfile = "D"\nargs = { NPM_TOKEN = "x", VERSION = "1" }'
+    (notice,) = parse(text).notices
+    assert notice.loud
+    assert "NPM_TOKEN looks like a secret" in notice.text
 
 
 def test_smolbuild_keys() -> None:

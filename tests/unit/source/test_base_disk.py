@@ -32,6 +32,18 @@ class NoRegistry:
     manifest = blob = resolve
 
 
+class NoEngine:
+    """A ``DockerEngine`` that must not be asked."""
+
+    def image(self, name):
+        raise AssertionError(name)
+
+    save = build = image
+
+
+OUTSIDE = {"fetcher": NoRegistry(), "docker": NoEngine()}
+
+
 @pytest.fixture
 def project(tmp_path):
     directory = tmp_path / "project"
@@ -46,13 +58,13 @@ def _smolfile(project: Path, image: str | None = "./layout", **facts) -> Smolfil
 
 
 def _lock(smolfile: Smolfile, cache: Path) -> Lock:
-    locked = resolve_base(smolfile, cache=cache, fetcher=NoRegistry(), emit=silent)
+    locked = resolve_base(smolfile, cache=cache, **OUTSIDE, emit=silent)
     return Lock(image=locked.image, debian=locked.debian)
 
 
 def _prepare(smolfile: Smolfile, cache: Path, emit=silent):
     lock = _lock(smolfile, cache)
-    return prepare_base(smolfile, lock, cache=cache, fetcher=NoRegistry(), emit=emit)
+    return prepare_base(smolfile, lock, cache=cache, **OUTSIDE, emit=emit)
 
 
 def test_a_disk_is_made_once_and_described(project, tmp_path):
@@ -71,7 +83,7 @@ def test_a_disk_is_made_once_and_described(project, tmp_path):
     assert disk.path.stat().st_ino == before.st_ino
     assert events == []
     smolfile = _smolfile(project)
-    identity = base_identity(smolfile, _lock(smolfile, cache), cache=cache, fetcher=NoRegistry())
+    identity = base_identity(smolfile, _lock(smolfile, cache), cache=cache, **OUTSIDE)
     assert identity.digest == disk.image_digest
 
 
@@ -168,7 +180,7 @@ def test_an_image_that_changes_is_another_base(project, tmp_path):
     layout.write([layout.manifest([gzip.compress(other)], [other])])
     shutil.rmtree(project / "layout")
     (project / "other").rename(project / "layout")
-    found = base_identity(smolfile, lock, cache=tmp_path, fetcher=NoRegistry())
+    found = base_identity(smolfile, lock, cache=tmp_path, **OUTSIDE)
     assert found.digest != lock.image.platform_digest
 
 
@@ -185,7 +197,7 @@ def test_an_unpacked_root(project, tmp_path):
 
 
 def test_no_base_and_no_lock(project, tmp_path):
-    arguments = {"cache": tmp_path, "fetcher": NoRegistry()}
+    arguments = {"cache": tmp_path, **OUTSIDE}
     with pytest.raises(UsageError, match="no base to build on"):
         base_identity(_smolfile(project, None), Lock(), **arguments)
     with pytest.raises(UsageError, match="lock does not have"):
@@ -216,11 +228,11 @@ def test_a_debian_base_is_known_from_its_lock_alone(project, tmp_path):
     debian = LockedDebian(
         suite="bookworm", variant="minbase", architecture="amd64", packages=(), requested=("hello",)
     )
-    one = base_identity(smolfile, Lock(debian=debian), cache=tmp_path, fetcher=NoRegistry())
-    two = base_identity(smolfile, Lock(debian=debian), cache=tmp_path / "x", fetcher=NoRegistry())
+    one = base_identity(smolfile, Lock(debian=debian), cache=tmp_path, **OUTSIDE)
+    two = base_identity(smolfile, Lock(debian=debian), cache=tmp_path / "x", **OUTSIDE)
     assert one == two
     image = LockedImage(
         reference="x", digest="sha256:" + "0" * 64, platform_digest="sha256:" + "0" * 64
     )
     with pytest.raises(UsageError, match="lock does not have"):
-        base_identity(smolfile, Lock(image=image), cache=tmp_path, fetcher=NoRegistry())
+        base_identity(smolfile, Lock(image=image), cache=tmp_path, **OUTSIDE)

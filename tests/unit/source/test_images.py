@@ -445,7 +445,8 @@ def test_what_an_image_string_stands_for(tmp_path):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        ("docker-daemon:x", "later version"),
+        ("docker-daemon:", "docker-daemon:NAME"),
+        ("docker-daemon:a b", "docker-daemon:NAME"),
         ("-", "standard input"),
         ("./nothing", "does not exist"),
         ("missing.tar.gz", "does not exist"),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smolbuild.build import stat_cache
-from smolbuild.build.stat_cache import digest_files
 from smolbuild.core.digest import digest_bytes, digest_file
+from smolbuild.source import stat_cache
+from smolbuild.source.stat_cache import digest_files
 
 
 class World:
