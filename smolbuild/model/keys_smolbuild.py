@@ -167,9 +167,16 @@ SMOLBUILD: Mapping[str, Shape] = {
         ),
         "mirror": Key(
             kind=Kind.TEXT,
-            about="Debian mirror; without it the one in the host's apt configuration.",
+            about="Debian mirror; without it the one in the host's apt configuration. "
+            "`{snapshot}` in it stands for `snapshot`.",
             pattern=r"(http|https|file|copy)://?[^\s\x00]+",
             expected="a URL such as https://debian.example.com/debian",
+        ),
+        "snapshot": Key(
+            kind=Kind.TEXT,
+            about="Date of a snapshot archive, for `{snapshot}` in `mirror`.",
+            pattern=r"[0-9]{8}T[0-9]{6}Z",
+            expected="a time such as 20261101T000000Z",
         ),
         "components": Key(
             kind=Kind.TEXTS,

@@ -81,7 +81,9 @@ class LockedImage:
     digest: Digest
     """Of what the reference named: an index or a manifest."""
     platform_digest: Digest
-    """Of the manifest for the build's platform; equal to ``digest`` when that was a manifest."""
+    """Of the manifest for linux/amd64; equal to ``digest`` when that was a manifest."""
+    platforms: tuple[tuple[str, Digest], ...] = ()
+    """Of the index's manifests for every platform, sorted by its name (``linux/arm64/v8``)."""
     run: LockedRun | None = None
     """Of an image in a Docker engine."""
 
@@ -107,6 +109,8 @@ class LockedDebian:
     requested: tuple[str, ...] = ()
     """The Smolfile's ``packages`` when it was locked: one taken out of it needs a new lock."""
     components: tuple[str, ...] = ("main",)
+    snapshot: str | None = None
+    """The date of the snapshot archive that it was made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +204,7 @@ def _debian_reasons(locked: LockedDebian, base: Base) -> Iterator[str]:
         ("suite", locked.suite, base.debian),
         ("variant", locked.variant, base.variant),
         ("components", " ".join(locked.components), " ".join(base.components)),
+        ("snapshot", locked.snapshot or "none", base.snapshot or "none"),
     ):
         if old != new:
             yield f"{name}: the lock has {old}, the Smolfile asks for {new}"
@@ -220,12 +225,13 @@ def _kernel_reasons(lock: Lock, smolfile: Smolfile) -> Iterator[str]:
 def _image(members: "_Members | None") -> LockedImage | None:
     if members is None:
         return None
-    members.allow("reference", "digest", "platform_digest", "run")
-    run = members.table("run")
+    members.allow("reference", "digest", "platform_digest", "platforms", "run")
+    platforms, run = members.table("platforms"), members.table("run")
     return LockedImage(
         reference=members.text("reference"),
         digest=members.digest("digest"),
         platform_digest=members.digest("platform_digest"),
+        platforms=() if platforms is None else platforms.digests(),
         run=None if run is None else _run(run),
     )
 
@@ -260,7 +266,9 @@ def _run(members: "_Members") -> LockedRun:
 def _debian(members: "_Members | None") -> LockedDebian | None:
     if members is None:
         return None
-    members.allow("suite", "variant", "architecture", "components", "requested", "packages")
+    members.allow(
+        "suite", "variant", "architecture", "components", "snapshot", "requested", "packages"
+    )
     packages = []
     for package in members.tables("packages"):
         package.allow("name", "version", "architecture", "sha256")
@@ -279,6 +287,7 @@ def _debian(members: "_Members | None") -> LockedDebian | None:
         packages=tuple(packages),
         requested=members.texts("requested"),
         components=members.texts("components"),
+        snapshot=members.text("snapshot") if members.has("snapshot") else None,
     )
 
 
@@ -338,6 +347,9 @@ class _Members:
         except ValueError as error:
             raise _error(self.file, f"{self._at(name)}: {error}") from error
 
+    def digests(self) -> tuple[tuple[str, Digest], ...]:
+        return tuple((name, self.digest(name)) for name in sorted(self.values))
+
     def sha256(self, name: str) -> str:
         text = self.text(name)
         if not _SHA256.fullmatch(text):
@@ -370,6 +382,10 @@ def _lines(lock: Lock) -> Iterator[str]:
         yield _line("reference", lock.image.reference)
         yield _line("digest", lock.image.digest)
         yield _line("platform_digest", lock.image.platform_digest)
+        if lock.image.platforms:
+            yield "\n[image.platforms]\n"
+            for platform, digest in lock.image.platforms:
+                yield _line(_quoted(platform), digest)
         if lock.image.run:
             yield from _run_lines("image", lock.image.run)
     if lock.debian:
@@ -378,6 +394,8 @@ def _lines(lock: Lock) -> Iterator[str]:
         yield _line("variant", lock.debian.variant)
         yield _line("architecture", lock.debian.architecture)
         yield f"components = {_array(lock.debian.components)}\n"
+        if lock.debian.snapshot:
+            yield _line("snapshot", lock.debian.snapshot)
         yield f"requested = {_array(lock.debian.requested)}\n"
         for package in lock.debian.packages:
             yield "\n[[debian.packages]]\n"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from smolbuild.model.lock import Lock, LockedDebian
+from smolbuild.model.packages import compare_packages, package_counts
 
 __all__ = ["lock_changes"]
 
@@ -16,13 +17,14 @@ def lock_changes(old: Lock, new: Lock) -> tuple[str, ...]:
 
 
 def _changes(old: Lock, new: Lock) -> Iterator[str]:
-    if old.image and new.image and old.image != new.image:
+    if old.image and new.image:
         before, after = old.image, new.image
         digests = (before.digest, after.digest)
         if before.digest == after.digest:
             digests = (before.platform_digest, after.platform_digest)
-        had, has = (digest[:_DIGITS] for digest in digests)
-        yield f"{after.reference} now names {has}, the lock has {had}"
+        had, has = digests
+        if had != has:
+            yield f"{after.reference} now names {has[:_DIGITS]}, the lock has {had[:_DIGITS]}"
     if old.debian and new.debian:
         yield from _debian(old.debian, new.debian)
     if old.kernel and new.kernel and old.kernel != new.kernel:
@@ -31,22 +33,14 @@ def _changes(old: Lock, new: Lock) -> Iterator[str]:
 
 
 def _debian(old: LockedDebian, new: LockedDebian) -> Iterator[str]:
-    before, after = _versions(old), _versions(new)
-    changed = [
-        f"{name} {before[name][0]} -> {after[name][0]}"
-        for name in after
-        if name in before and before[name] != after[name]
-    ]
-    for what, names in (
-        ("with another version", changed),
-        ("more", [name for name in after if name not in before]),
-        ("fewer", [name for name in before if name not in after]),
-    ):
-        if names:
-            rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            count = f"{len(names)} {'package' if len(names) == 1 else 'packages'}"
-            yield f"Debian {new.suite}: {count} {what}: {', '.join(names[:_NAMED])}{rest}"
+    changes = compare_packages(_versions(old), _versions(new))
+    if changes:
+        rest = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+        named = ", ".join(str(change) for change in changes[:_NAMED])
+        yield f"Debian {new.suite}: {package_counts(changes)}: {named}{rest}"
+    elif old.packages != new.packages:
+        yield f"Debian {new.suite}: other files of the same versions"
 
 
-def _versions(debian: LockedDebian) -> Mapping[str, tuple[str, str]]:
-    return {package.name: (package.version, package.sha256) for package in debian.packages}
+def _versions(debian: LockedDebian) -> Mapping[str, str]:
+    return {package.name: package.version for package in debian.packages}

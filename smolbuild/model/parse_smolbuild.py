@@ -147,11 +147,18 @@ def _dockerfile(table: Table) -> Dockerfile | None:
 
 def _debian(table: Table) -> Base:
     usual = Base(debian="")
+    mirror, snapshot = table.text("mirror"), table.text("snapshot")
+    dated = table.has("snapshot")
+    if dated != ("{snapshot}" in (mirror or "")):
+        where, what = ("snapshot", "mirror") if dated else ("mirror", "snapshot")
+        example = 'mirror = "https://snapshot.example.com/debian/{snapshot}"'
+        table.problem(where, f"it does not go with {what}", f"write {example} and the date")
     return Base(
         debian=given(table.text("debian"), ""),
         packages=table.texts("packages"),
         variant=given(table.text("variant"), usual.variant),
-        mirror=table.text("mirror"),
+        mirror=mirror,
+        snapshot=snapshot,
         components=table.texts("components") or usual.components,
     )
 

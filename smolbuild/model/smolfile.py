@@ -185,7 +185,16 @@ class Base:
     variant: str = "minbase"
     mirror: str | None = None
     """None: the mirror that the host's own apt configuration names for Debian."""
+    snapshot: str | None = None
+    """``20261101T000000Z``: what stands for ``{snapshot}`` in ``mirror``."""
     components: tuple[str, ...] = ("main",)
+
+    @property
+    def archive(self) -> str | None:
+        """The mirror with the snapshot's date in it, as apt gets it."""
+        if self.mirror is None or self.snapshot is None:
+            return self.mirror
+        return self.mirror.replace("{snapshot}", self.snapshot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smolbuild.core.errors import HostError
@@ -64,8 +64,11 @@ def sources_for(base: Base) -> tuple[AptSource, ...]:
         HostError: apt or mmdebstrap is missing or fails.
 
     """
-    if base.mirror is not None:
-        return (_with_keyring(base.mirror, base.debian, base.components),)
+    if base.archive is not None:
+        source = _with_keyring(base.archive, base.debian, base.components)
+        # An old snapshot's lists have run out of their validity; that is what it is for.
+        dated = (*source.options, "check-valid-until=no") if base.snapshot else source.options
+        return (replace(source, options=dated),)
     return host_sources(base) or default_sources(base)
 
 

@@ -106,6 +106,7 @@ def resolve_debian(base: Base, *, cache: Path, emit: Emit) -> LockedDebian:
         packages=packages,
         requested=base.packages,
         components=base.components,
+        snapshot=base.snapshot,
     )
 
 

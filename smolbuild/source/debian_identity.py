@@ -20,7 +20,7 @@ def debian_digest(base: Base, lock: LockedDebian) -> Digest:
             "variant": lock.variant,
             "components": list(lock.components),
             "architecture": lock.architecture,
-            "mirror": base.mirror,
+            "mirror": base.archive,
             "requested": sorted(lock.requested),
             "packages": sorted(
                 [package.name, package.version, package.architecture, package.sha256]

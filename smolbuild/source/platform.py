@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from smolbuild.core.digest import digest_bytes
+from smolbuild.core.digest import Digest, digest_bytes
 from smolbuild.core.errors import BuildError, VerificationError
 from smolbuild.model.oci import (
     DOCKER_LIST_TYPE,
@@ -14,7 +14,7 @@ from smolbuild.model.oci import (
 )
 from smolbuild.source.image_config import ARCHITECTURE
 
-__all__ = ["ReadManifest", "choose_platform", "platform_manifest"]
+__all__ = ["ReadManifest", "all_platforms", "choose_platform", "platform_manifest"]
 
 ReadManifest = Callable[[Descriptor], bytes]
 """Returns the bytes of a manifest or index; they are not checked yet."""
@@ -42,6 +42,23 @@ def platform_manifest(descriptor: Descriptor, read: ReadManifest, *, what: str) 
             return parse_manifest(data, what)
         descriptor = choose_platform(parse_index(data, what).manifests, what=what)
     raise VerificationError(f"{what}: indexes nested more than {_MAX_DEPTH} deep", code="malformed")
+
+
+def all_platforms(index: bytes, *, what: str) -> tuple[tuple[str, Digest], ...]:
+    """Return platform and digest of each image in an index, sorted; of several the first counts.
+
+    Raises:
+        VerificationError: it is malformed.
+
+    """
+    found: dict[str, Digest] = {}
+    for item in parse_index(index, what).manifests:
+        if item.platform and not _is_attestation(item):
+            variant = item.platform.get("variant")
+            found.setdefault(
+                f"{_platform(item)}/{variant}" if variant else _platform(item), item.digest
+            )
+    return tuple(sorted(found.items()))
 
 
 def choose_platform(manifests: Sequence[Descriptor], *, what: str) -> Descriptor:

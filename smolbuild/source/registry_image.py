@@ -5,6 +5,7 @@ the cache only under the digest it has.
 """
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from smolbuild.model.oci import MAX_MANIFEST_BYTES, Descriptor, Manifest, parse_
 from smolbuild.source.content import FileBacking, Region
 from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.source.image import LoadedImage, image_from_manifest
-from smolbuild.source.platform import platform_manifest
+from smolbuild.source.platform import all_platforms, platform_manifest
 
 __all__ = ["load_registry_image", "pull_layers", "resolve_image"]
 
@@ -34,13 +35,14 @@ def resolve_image(reference: str, fetcher: ImageFetcher) -> LockedImage:
 
     """
     descriptor = fetcher.resolve(reference)
-    manifest = platform_manifest(
-        descriptor, lambda wanted: fetcher.manifest(reference, wanted.digest), what=reference
-    )
+    read = functools.cache(lambda digest: fetcher.manifest(reference, digest))
+    manifest = platform_manifest(descriptor, lambda wanted: read(wanted.digest), what=reference)
+    is_index = manifest.descriptor.digest != descriptor.digest
     return LockedImage(
         reference=reference,
         digest=descriptor.digest,
         platform_digest=manifest.descriptor.digest,
+        platforms=all_platforms(read(descriptor.digest), what=reference) if is_index else (),
     )
 
 

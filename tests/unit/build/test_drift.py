@@ -258,18 +258,22 @@ def lock(*packages: tuple[str, str]) -> Lock:
 def test_packages_are_named_with_their_versions():
     old = lock(("openssl", "3.0"), ("gone", "1"), ("same", "1"))
     new = lock(("openssl", "4.1"), ("come", "1"), ("same", "1"))
-    assert lock_changes(old, new) == (
-        "Debian bookworm: 1 package with another version: openssl 3.0 -> 4.1",
-        "Debian bookworm: 1 package more: come",
-        "Debian bookworm: 1 package fewer: gone",
-    )
+    said = "1 package newer, 1 added, 1 removed: + come 1, - gone 1, openssl 3.0 -> 4.1"
+    assert lock_changes(old, new) == (f"Debian bookworm: {said}",)
+
+
+def test_other_files_of_the_same_versions_are_told():
+    old = lock(("openssl", "3.0"))
+    package = replace(old.debian.packages[0], sha256="f" * 64)
+    new = replace(old, debian=replace(old.debian, packages=(package,)))
+    assert lock_changes(old, new) == ("Debian bookworm: other files of the same versions",)
 
 
 def test_many_packages_are_counted():
     old = lock(*((f"p{n}", "1") for n in range(20)))
     new = lock(*((f"p{n}", "2") for n in range(20)))
     (said,) = lock_changes(old, new)
-    assert said.startswith("Debian bookworm: 20 packages with another version: p0 1 -> 2")
+    assert said.startswith("Debian bookworm: 20 packages newer: p0 1 -> 2")
     assert said.endswith("and 14 more")
 
 
@@ -288,6 +292,13 @@ def test_the_platform_s_manifest_alone_can_move():
     old = Lock(image=LockedImage(reference="x", digest=first, platform_digest=second))
     new = Lock(image=LockedImage(reference="x", digest=first, platform_digest=third))
     assert third[:19] in lock_changes(old, new)[0]
+
+
+def test_a_lock_from_before_all_platforms_were_in_it_has_not_drifted():
+    digest = digest_bytes(b"1")
+    old = LockedImage(reference="x", digest=digest, platform_digest=digest)
+    new = replace(old, platforms=(("linux/amd64", digest),))
+    assert lock_changes(Lock(image=old), Lock(image=new)) == ()
 
 
 # -- age

@@ -41,6 +41,9 @@ images = st.builds(
     reference=words,
     digest=digests,
     platform_digest=digests,
+    platforms=st.dictionaries(words, digests, max_size=3).map(
+        lambda found: tuple(sorted(found.items()))
+    ),
     run=st.none() | runs,
 )
 dockerfiles = st.builds(
@@ -61,6 +64,7 @@ debians = st.builds(
     packages=st.lists(packages, max_size=3).map(tuple),
     requested=st.lists(words, max_size=3).map(tuple),
     components=st.lists(words, max_size=2).map(tuple),
+    snapshot=st.none() | words,
 )
 kernels = st.none() | st.builds(
     LockedKernel, package=words, version=words, sha256=hexes, modules_sha256=st.none() | hexes
@@ -154,6 +158,11 @@ def test_where_a_lock_lives() -> None:
         (DEBIAN, {"image": "python:3.12"}, ["does not ask for", "does not have image"]),
         (DEBIAN, {"base": Base(debian="trixie", packages=("dash",))}, ["suite", "trixie"]),
         (DEBIAN, {"base": Base(debian="bookworm")}, ["no longer asks for"]),
+        (
+            DEBIAN,
+            {"base": Base(debian="bookworm", packages=("dash",), snapshot="20261101T000000Z")},
+            ["the lock has none", "20261101T000000Z"],
+        ),
         (DEBIAN, {"base": Base(debian="bookworm", packages=("dash", "jq"))}, ["package jq"]),
         (dataclasses.replace(IMAGE, kernel=None), {"image": "python:3.12"}, ["no kernel"]),
         (IMAGE, {"image": "python:3.12", "kernel": "./vmlinuz"}, ["its own kernel"]),

@@ -565,6 +565,8 @@ COPY = "[smolbuild]\ncopy = [{ from = 'a', to = '/a', %s }]"
         (STEP + STEP + "name = 'step-1'", 6, "another step named step-1"),
         (SERVICE + SERVICE, 6, "another service named s"),
         ("[[smolbuild.service]]\nname = 's'", 2, "run is missing"),
+        ("[smolbuild.cache]\nregistry = 'r.example.com/x:tag'", 3, "no tag and no digest"),
+        ("[smolbuild.cache]\nregistry = 'https://r.example.com/x'", 3, "scheme"),
         ("[[smolbuild.service]]\nrun = 's'", 2, "name is missing"),
         ("[[smolbuild.step]]\nrun = ' '", 3, "expected a command"),
         ("[smolbuild.step]\nrun = 'x'", 2, "expected a list of tables"),
@@ -807,3 +809,27 @@ def test_what_is_asked_for_and_not_done_is_said_loudly() -> None:
         """
     )
     assert usual.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("mirror", "snapshot", "line"),
+    [
+        ("https://snapshot.example.com/{snapshot}", None, 4),
+        ("https://debian.example.com/debian", "20261101T000000Z", 5),
+        (None, "20261101T000000Z", 4),
+        ("https://snapshot.example.com/{snapshot}", "2026-11-01", 5),
+    ],
+)
+def test_a_snapshot_and_its_place_in_the_mirror_go_together(
+    mirror: str | None, snapshot: str | None, line: int
+) -> None:
+    text = '\n[smolbuild.base]\ndebian = "bookworm"\n'
+    text += f'mirror = "{mirror}"\n' if mirror else ""
+    text += f'snapshot = "{snapshot}"\n' if snapshot else ""
+    with pytest.raises(SmolfileError) as caught:
+        parse_text(text, file="Smolfile")
+    assert caught.value.problems[0].line == line
+    whole = '[smolbuild.base]\ndebian = "bookworm"\nmirror = "http://x/{snapshot}"\n'
+    base = parse_text(whole + 'snapshot = "20261101T000000Z"', file="Smolfile").base
+    assert base is not None
+    assert base.archive == "http://x/20261101T000000Z"

@@ -306,3 +306,23 @@ def test_tarfile_agrees_that_the_test_package_is_one(tmp_path):
     size = int(data[start - 12 : start - 2])
     with tarfile.open(fileobj=io.BytesIO(data[start : start + size]), mode="r:xz") as tar:
         assert "./control" in tar.getnames()
+
+
+def test_a_snapshot_is_a_date_in_the_mirror_whose_lists_may_be_old():
+    mirror = "https://snapshot.example.com/debian/{snapshot}"
+    base = Base(debian="bookworm", mirror=mirror, snapshot="20261101T000000Z")
+    (source,) = sources_for(base)
+    assert source.uri == "https://snapshot.example.com/debian/20261101T000000Z"
+    assert "check-valid-until=no" in source.line()
+    assert source.public() == f"deb {source.uri} bookworm main"
+    plain = Base(debian="bookworm", mirror="https://debian.example.com/debian")
+    assert "check-valid-until" not in sources_for(plain)[0].line()
+
+
+def test_another_snapshot_is_another_root_for_its_sources_differ():
+    mirror = "https://snapshot.example.com/debian/{snapshot}"
+    first, second = (
+        debian_digest(Base(debian="bookworm", mirror=mirror, snapshot=date), _lock("dash"))
+        for date in ("20261101T000000Z", "20261102T000000Z")
+    )
+    assert first != second

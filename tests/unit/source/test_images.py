@@ -279,11 +279,24 @@ class Registry:
 def test_an_image_in_a_registry_is_pulled_once(tmp_path):
     layout = _simple(tmp_path / "layout")
     (manifest,) = json.loads((layout.directory / "index.json").read_text())["manifests"]
-    inner = layout.index([{**manifest, "platform": {"os": "linux", "architecture": "amd64"}}])
+    arm = {"os": "linux", "architecture": "arm64", "variant": "v8"}
+    unknown = {"os": "unknown", "architecture": "unknown"}
+    other = {**manifest, "digest": "sha256:" + "0" * 64}
+    inner = layout.index(
+        [
+            {**other, "platform": arm},
+            {**manifest, "platform": {"os": "linux", "architecture": "amd64"}},
+            {**other, "platform": unknown},
+        ]
+    )
     layout.write([inner])
     registry = Registry(layout.directory)
     locked = resolve_image("registry.example.com/x:1", registry)
     assert (locked.digest, locked.platform_digest) == (inner["digest"], manifest["digest"])
+    assert locked.platforms == (
+        ("linux/amd64", manifest["digest"]),
+        ("linux/arm64/v8", other["digest"]),
+    )
     for _ in range(2):
         image = load_registry_image(locked, tmp_path / "cache", registry)
         assert image.digest == manifest["digest"]
