@@ -16,8 +16,9 @@ from smolbuild.core.digest import digest_value, hex_of
 from smolbuild.core.errors import BuildError, RegistryError, SmolbuildError, UsageError
 from smolbuild.core.events import Message
 from smolbuild.core.files import private_directory, write_atomic
-from smolbuild.model.lock import Lock, encode_lock, parse_lock
+from smolbuild.model.lock import Lock
 from smolbuild.model.lock_changes import lock_changes
+from smolbuild.model.lock_file import encode_lock, parse_lock
 from smolbuild.model.smolfile import Smolfile
 from smolbuild.source.base_identity import has_local_base
 

@@ -9,15 +9,8 @@ from smolbuild.core.errors import SmolbuildError, UsageError
 from smolbuild.core.events import Message
 from smolbuild.core.files import write_atomic
 from smolbuild.core.values import dataclass
-from smolbuild.model.lock import (
-    Lock,
-    LockedDockerfile,
-    LockedRun,
-    encode_lock,
-    lock_path,
-    matches,
-    parse_lock,
-)
+from smolbuild.model.lock import Lock, LockedDockerfile, LockedRun, lock_path, matches
+from smolbuild.model.lock_file import encode_lock, parse_lock
 from smolbuild.model.smolfile import Dockerfile, Smolfile
 from smolbuild.source.base_identity import BaseIdentity, has_local_base
 

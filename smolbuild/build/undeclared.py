@@ -108,6 +108,7 @@ def _unlocked(plan: Plan) -> Iterator[str]:
         names = [
             *([f"image {smolfile.image}"] if lock.image and not plan.local_base else []),
             *([f"Debian {lock.debian.suite}"] if lock.debian else []),
+            *([f"what {lock.dockerfile.dockerfile} is built on"] if lock.dockerfile else []),
             *(["the kernel"] if lock.kernel else []),
         ]
         if names:

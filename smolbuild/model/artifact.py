@@ -114,7 +114,7 @@ class BaseInfo:
     """What the base's digest stands for, for people: the key holds the digest alone."""
 
     kind: str
-    """``debian``, ``dockerfile``, or where the image was found: ``image`` (registry) or ``local``."""
+    """``debian``, ``dockerfile``, or where the image was: ``image`` (a registry) or ``local``."""
     reference: str
     """The suite, the Dockerfile, or the image as the Smolfile names it."""
     digest: Digest

@@ -14,7 +14,8 @@ import pytest
 
 from smolbuild.core.errors import BuildError, HostError, UsageError, VerificationError
 from smolbuild.core.events import Output, Transfer, silent
-from smolbuild.model.lock import Lock, encode_lock, parse_lock
+from smolbuild.model.lock import Lock
+from smolbuild.model.lock_file import encode_lock, parse_lock
 from smolbuild.model.smolfile import Dockerfile, Smolfile
 from smolbuild.source.base_disk import has_base, prepare_base
 from smolbuild.source.base_identity import base_identity

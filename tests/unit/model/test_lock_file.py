@@ -16,11 +16,10 @@ from smolbuild.model.lock import (
     LockedKernel,
     LockedPackage,
     LockedRun,
-    encode_lock,
     lock_path,
     matches,
-    parse_lock,
 )
+from smolbuild.model.lock_file import encode_lock, parse_lock
 from smolbuild.model.smolfile import Base, Dockerfile, Smolfile
 
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
