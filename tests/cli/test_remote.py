@@ -6,6 +6,13 @@ from pathlib import Path
 import pytest
 from testing_registry import docker_registry
 
+from smolbuild.store.artifact import open_artifact
+from smolbuild.store.evidence import StoreEvidence
+from smolbuild.store.layout import Store
+from smolbuild.trust.keyring import trusted_keys
+from smolbuild.trust.statement import PROVENANCE_TYPE
+from smolbuild.trust.verify import verify_signed
+
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory):
@@ -54,6 +61,17 @@ def test_another_home_gets_the_artifact_without_booting_a_machine(
     again = desk("build", "-C", str(tree), "--json").document("build")
     assert (again["digest"], again["origin"]) == (built["digest"], "local")
     assert desk.boots() == boots
+    store = Store(desk.home.store)
+    made = verify_signed(
+        open_artifact(store, value["digest"]).manifest.descriptor,
+        StoreEvidence(store),
+        predicate_type=PROVENANCE_TYPE,
+        keys=trusted_keys(desk.home),
+    )
+    definition = made.statement.predicate["buildDefinition"]
+    assert definition["externalParameters"]["key"] == built["key"]
+    names = {entry.get("name") for entry in definition["resolvedDependencies"]}
+    assert {"base", "kernel", "two.txt", "www/index.html"} <= names
     out = desk("run", value["name"], "--", "cat", "/one")
     assert (out.status, out.stdout) == (0, "one\n"), out.stderr
 
