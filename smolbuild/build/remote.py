@@ -127,7 +127,7 @@ def pull_remote(
             artifact = _there(context, plan, remote.repository, names, _CACHE)
         except SmolbuildError as error:
             artifact = None
-            _warn(context, f"the remote cache {name} is not used: {error.message}", error.hint)
+            _tell(context, f"the remote cache {name} is not used: {error.message}", error)
     if artifact is None:
         return None
     return BuildResult(artifact=artifact, names=tuple(names), origin="remote")
@@ -166,6 +166,7 @@ def share(
     reference = repository.tagged(key_name(plan.key))
     patience = _CACHE if optional else _ASKED_FOR
     there: Artifact | None = None
+    told: set[str] = set()
 
     def free() -> bool:
         nonlocal there
@@ -173,7 +174,9 @@ def share(
             try:
                 there = _there(context, plan, repository, result.names, patience, mine=mine)
             except VerificationError as error:
-                _warn(context, f"{reference} is replaced: {error.message}", error.hint)
+                if error.code not in told:  # looked at up to three times
+                    _tell(context, f"{reference} is replaced: {error.message}", error)
+                told.add(error.code)
         return there is None
 
     sent = 0
@@ -262,8 +265,10 @@ def _client(
     return connect(reference.registry, context.environment, timeouts=timeouts, retries=retries)
 
 
-def _warn(context: BuildContext, text: str, hint: str) -> None:
-    context.emit(Message(level="warning", text=f"{text} ({hint})" if hint else text))
+def _tell(context: BuildContext, text: str, error: SmolbuildError) -> None:
+    """Say what was not used: loudly, unless it is only what the policy is there for."""
+    text = f"{text} ({error.hint})" if error.hint else text
+    context.emit(Message(level="info" if error.code == "too-old" else "warning", text=text))
 
 
 def _truth(text: str | None, usual: bool) -> bool:

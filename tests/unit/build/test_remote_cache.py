@@ -355,7 +355,9 @@ def test_what_fails_its_check_is_replaced_with_a_word(registry, pair, signer, tm
         publish(packed.store, theirs, place, client, emit=silent)
     assert pair[0].share(registry.host).origin == "built"
     assert tagged(registry) == digest_of(pair[0].artifact)
-    assert "is replaced" in pair[0].said[0]
+    (said,) = pair[0].said
+    assert said.startswith("warning: ")
+    assert "is replaced" in said
 
 
 def test_a_forced_rebuild_replaces(registry, pair):
