@@ -70,21 +70,42 @@ class Egress:
         with self._lock:
             self._rules = rules
 
-    def accept(self, connection: socket.socket, destination: Destination | None = None) -> None:
+    def accept(self, connection: socket.socket, destination: Destination | None = None) -> bool:
         """Serve ``connection`` from a thread of its own; returns at once and owns the socket.
 
-        ``destination`` is where it was going; None: it is for the proxy.
+        Returns False for what is refused without asking anybody.
+
+        Args:
+            connection: with a program in the guest.
+            destination: where it was going; None: it is for the proxy.
+
         """
         with self._lock:
             full = self._closed or len(self._open) >= _MAX_CONNECTIONS
             if not full:
                 self._open.add(connection)
-        if full:
+        if full or self._is_denied(destination):
+            self._forget(connection)
             connection.close()
-            return
+            return False
         threading.Thread(
             target=self._serve, args=(connection, destination), name="egress", daemon=True
         ).start()
+        return True
+
+    def _is_denied(self, destination: Destination | None) -> bool:
+        """Note and tell what needs no thread; on port 80 the answer says more."""
+        if destination is None or destination.port == _HTTP:
+            return False
+        host = normal_host(destination.host)
+        with self._lock:
+            rules = self._rules
+        if host is not None and rules.may_ask(host):
+            return False
+        if host is not None:
+            record = EgressRecord(host=host, port=destination.port, status=403, denied=True)
+            self._account.add(record)
+        return True
 
     def resolves(self, name: str) -> bool:
         """Return whether the guest may know an address for ``name``; nothing is resolved yet."""

@@ -30,8 +30,11 @@ class Destination:
 class Outside(Protocol):
     """Decides on what guest programs ask for. Neither method may block."""
 
-    def accept(self, connection: socket.socket, destination: Destination | None) -> None:
-        """Take the connection over, and close the socket in the end; None: it is for the proxy."""
+    def accept(self, connection: socket.socket, destination: Destination | None) -> bool:
+        """Take the connection over, and close the socket in the end; None: it is for the proxy.
+
+        False: it is refused, which the program in the guest sees as a reset.
+        """
 
     def resolves(self, name: str) -> bool:
         """Return whether the guest may know an address for ``name``, which is not checked."""
@@ -193,7 +196,8 @@ class TunnelPump:
         tunnel = _Tunnel(stream=stream, socket=ours)
         self._tunnels[stream] = tunnel
         self._watch(tunnel)
-        self._outside.accept(theirs, destination)
+        if not self._outside.accept(theirs, destination):
+            self._reset(tunnel, b"denied")
 
     def _take(self, tunnel: _Tunnel, frame: Frame) -> None:
         if frame.type is FrameType.DATA:

@@ -20,8 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from engine_contract import restore_spec, sh
 
 from smolbuild.core.events import silent
+from smolbuild.guest.compile import build_agent
+from smolbuild.guest.initramfs import build_initramfs
 from smolbuild.machine.base import Freshen
 from smolbuild.machine.qemu import QemuEngine
+from smolbuild.source.kernel import prepare_kernel
 
 PAGE = b"HTTP/1.0 200 OK\r\nContent-Length: 7\r\n\r\nreached"
 LOOPBACKS = (
@@ -351,6 +354,24 @@ def test_a_step_without_network_is_cut_from_a_full_one(watched_engine, spec, lis
         # Its kernel remembers for a second or two that nobody answered.
         again = f"for n in 1 2 3 4 5; do escape tcp 10.0.2.2 {listener.port} && exit; sleep 1; done"
         assert run(machine, f"{again}; exit 1")[0] == 0
+    finally:
+        machine.discard()
+
+
+def test_without_veth_the_proxy_is_there_and_it_is_said(
+    watched_engine, spec, home, listener, tmp_path
+) -> None:
+    kernel = prepare_kernel(home.cache, locked=None, emit=silent)
+    modules = tuple(path for path in kernel.modules if path.name != "veth.ko")
+    assert modules != kernel.modules
+    bare = dataclasses.replace(kernel, modules=modules)
+    build_initramfs(bare, build_agent(home.cache), tmp_path / "initrd")
+    machine = watched_engine.boot(dataclasses.replace(spec, initrd=tmp_path / "initrd"))
+    try:
+        assert machine.allow(("ok.example.com",), ("127.0.0.1/32",)) == "the kernel has no veth"
+        get = f"wget -q -O - http://ok.example.com:{listener.port}/"
+        assert run(machine, f"http_proxy=http://127.0.0.1:3128 {get}") == (0, "reached")
+        assert run(machine, get)[0] != 0
     finally:
         machine.discard()
 

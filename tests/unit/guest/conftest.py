@@ -21,9 +21,10 @@ class Outside:
     def __init__(self, serve: Callable[[socket.socket], None]) -> None:
         self._serve = serve
 
-    def accept(self, connection: socket.socket, destination: Destination | None) -> None:
+    def accept(self, connection: socket.socket, destination: Destination | None) -> bool:
         assert destination is None
         self._serve(connection)
+        return True
 
     def resolves(self, name: str) -> bool:
         del name

@@ -261,4 +261,6 @@ class EngineContract:
     def test_allow_takes_hosts_and_nothing(self, machine):
         machine.allow(("example.com", "*.example.org"), ("192.0.2.0/24",))
         machine.allow(None)
+        machine.plug(connected=False)  # there is nothing to cut
+        machine.plug(connected=True)
         assert machine.egress_records() == ()
