@@ -124,7 +124,7 @@ def _walk(directory: Path, rules: DockerIgnore, keep: frozenset[str]) -> Iterato
         for name, is_directory in _listing(directory, path):
             below = f"{path}/{name}" if path else name
             out = below not in keep and rules.leaves_out(below)
-            if is_directory and (not out or rules.takes_in or _above(below, keep)):
+            if is_directory and (not out or rules.takes_in_below(below) or _above(below, keep)):
                 pending.append(below)
             if out:
                 continue

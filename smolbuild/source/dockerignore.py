@@ -18,6 +18,7 @@ __all__ = ["DockerIgnore", "parse_dockerignore"]
 class _Rule:
     pattern: re.Pattern[str]
     takes_in: bool
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,15 @@ class DockerIgnore:
                 return not rule.takes_in
         return False
 
-    @property
-    def takes_in(self) -> bool:
-        """Whether anything below a directory that is left out may come in again."""
-        return any(rule.takes_in for rule in self.rules)
+    def takes_in_below(self, directory: str) -> bool:
+        """Return whether something below a directory that is left out may come in again.
+
+        Docker looks there only when a ``!`` pattern begins with the directory's name, letter by
+        letter: ``!*/a`` brings nothing back.
+        """
+        return any(
+            rule.takes_in and f"{rule.text}/".startswith(f"{directory}/") for rule in self.rules
+        )
 
 
 def parse_dockerignore(lines: Iterable[str]) -> DockerIgnore:
@@ -65,7 +71,7 @@ def parse_dockerignore(lines: Iterable[str]) -> DockerIgnore:
             pattern = re.compile(_translate(text), re.DOTALL)
         except re.error as error:
             raise ValueError(f"the pattern {line.strip()!r} is malformed: {error}") from error
-        rules.append(_Rule(pattern, takes_in))
+        rules.append(_Rule(pattern, takes_in, text))
     return DockerIgnore(tuple(rules))
 
 

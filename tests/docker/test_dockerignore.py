@@ -50,6 +50,7 @@ def fill(directory: Path, paths: set[str]) -> None:
 @example({"a/b/x.py", "a/foo"}, ["*", "!a/b"])
 @example({"a/b/x.py", "a/foo"}, ["a", "!a/b/x.py"])
 @example({"a/b/x.py", "b/foo/x.py"}, ["**/x.py", "!b/**"])
+@example({"a/a"}, ["a", "!*/a"])
 @example({"foo/a", "foo/b"}, ["foo/*", "!foo/b"])
 def test_the_docker_package_sends_the_same_files(tmp_path_factory, paths, patterns):
     directory = tmp_path_factory.mktemp("context")
