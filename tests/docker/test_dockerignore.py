@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from docker.utils.build import exclude_paths
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from smolbuild.core.errors import BuildError, UsageError
@@ -49,10 +49,12 @@ def fill(directory: Path, paths: set[str]) -> None:
 )
 @example({"a/b/x.py", "a/foo"}, ["*", "!a/b"])
 @example({"a/b/x.py", "a/foo"}, ["a", "!a/b/x.py"])
-@example({"a/b/x.py", "b/foo/x.py"}, ["**/x.py", "!b/**"])
 @example({"a/a"}, ["a", "!*/a"])
 @example({"foo/a", "foo/b"}, ["foo/*", "!foo/b"])
 def test_the_docker_package_sends_the_same_files(tmp_path_factory, paths, patterns):
+    # How `**` meets directories above a file changed in Docker (moby/patternmatcher: a match of the
+    # directory is one of all below it), and the package has the older way.
+    assume(not any("**" in p for p in patterns) or not any(p.startswith("!") for p in patterns))
     directory = tmp_path_factory.mktemp("context")
     fill(directory, paths)
     (directory / ".dockerignore").write_text("\n".join(patterns) + "\n")
@@ -75,6 +77,9 @@ def test_the_docker_package_sends_the_same_files(tmp_path_factory, paths, patter
         (["**/foo"], "foo", True),
         (["**/foo"], "a/b/foo/c", True),
         (["*/*/x"], "a/b/x", True),
+        (["**/x.py", "!b/**"], "b/foo/x.py", False),
+        (["**/x.py", "!b/**"], "a/x.py", True),
+        (["x", "!**/x"], "x/a", False),
         (["*.md", "!README.md", "*E.md"], "README.md", True),
         (["[!a]x"], "[!a]x", False),
         (["a["], "a[", True),
