@@ -5,6 +5,7 @@ import contextlib
 import errno
 import importlib
 import json
+import keyword
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ from smolbuild.core.text import visible
 __all__ = ["complain", "main", "report", "run", "show_error"]
 
 _COMMANDS = {
+    "init": ("smolbuild.cli.init", "Look at a directory and write a first Smolfile for it."),
+    "import": ("smolbuild.cli.init", "Make a Smolfile of a devcontainer.json or a Dockerfile."),
     "build": ("smolbuild.cli.build", "Build, prove and sign the artifact of a Smolfile."),
     "plan": ("smolbuild.cli.plan", "Show the provenance key, every input, and what would run."),
     "lock": ("smolbuild.cli.plan", "Pin base image, packages and kernel in Smolfile.lock."),
@@ -65,7 +68,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(_COMMANDS[cmd_name][0])
-        command = getattr(module, cmd_name)
+        command = getattr(module, f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name)
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -22,6 +22,7 @@ from smolbuild.model.lock import (
     LockedPackage,
     LockedRun,
 )
+from smolbuild.model.toml_text import toml_string
 
 __all__ = ["encode_lock", "parse_lock"]
 
@@ -237,7 +238,7 @@ def _image_lines(image: LockedImage) -> Iterator[str]:
     if image.platforms:
         yield "\n[image.platforms]\n"
         for platform, digest in image.platforms:
-            yield _line(_quoted(platform), digest)
+            yield _line(toml_string(platform), digest)
     if image.run:
         yield from _run_lines("image", image.run)
 
@@ -292,19 +293,11 @@ def _run_lines(owner: str, run: LockedRun) -> Iterator[str]:
 
 
 def _line(name: str, text: str) -> str:
-    return f"{name} = {_quoted(text)}\n"
+    return f"{name} = {toml_string(text)}\n"
 
 
 def _array(texts: Iterable[str]) -> str:
-    return "[" + ", ".join(_quoted(text) for text in texts) + "]"
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML basic string; everything that may not stand in one is escaped."""
-    return '"' + "".join(_ESCAPES.get(char, char) for char in text) + '"'
-
-
-_ESCAPES = {chr(code): f"\\u{code:04x}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\"}
+    return "[" + ", ".join(toml_string(text) for text in texts) + "]"
 
 
 def _error(file: str, problem: str) -> UsageError:

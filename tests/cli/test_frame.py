@@ -11,7 +11,21 @@ import jsonschema
 import pytest
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "cli.v1.json").read_text())
-COMMANDS = ("build", "plan", "lock", "run", "push", "pull", "verify", "ls", "inspect", "rm", "key")
+COMMANDS = (
+    "init",
+    "import",
+    "build",
+    "plan",
+    "lock",
+    "run",
+    "push",
+    "pull",
+    "verify",
+    "ls",
+    "inspect",
+    "rm",
+    "key",
+)
 
 
 def smolbuild(*args: str, home: Path, cwd: Path | None = None, **env: str):
@@ -70,9 +84,9 @@ def test_an_unknown_command_names_the_nearest(tmp_path):
 
 
 def test_a_command_nobody_can_have_meant_lists_those_that_exist(tmp_path):
-    done = smolbuild("init", home=tmp_path)
+    done = smolbuild("frobnicate", home=tmp_path)
     assert done.returncode == 2
-    assert "build, plan, lock" in done.stderr
+    assert "init, import, build, plan, lock" in done.stderr
 
 
 def test_a_directory_as_an_argument_is_told_where_it_goes(tmp_path):
