@@ -7,7 +7,6 @@ that asks no engine does not pay for it.
 
 import contextlib
 import json
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -80,6 +79,8 @@ class DockerClient:
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         built = ""
         # A file, as the package itself makes one: what changed meanwhile shows before it is sent.
+        import tempfile
+
         with tempfile.TemporaryFile() as archive, self._errors(dockerfile):
             for piece in context:
                 archive.write(piece)

@@ -3,6 +3,7 @@
 import pytest
 
 from smolbuild.model.parse import parse_smolfile
+from smolbuild.model.smolfile import Dockerfile
 
 
 def test_init_writes_a_smolfile_once(smolbuild, tmp_path):
@@ -36,6 +37,10 @@ def test_import_translates_and_names_what_it_cannot(smolbuild, tmp_path):
     assert smolfile.steps[0].run == "echo hi"
     again = smolbuild("import", "Dockerfile", "--translate", cwd=tmp_path)
     assert again.status == 2
+    kept = smolbuild("import", "Dockerfile", "--force", cwd=tmp_path)
+    assert kept.status == 0
+    base = parse_smolfile(tmp_path / "Smolfile", environment={}).base
+    assert base == Dockerfile(dockerfile="Dockerfile")
 
 
 def test_import_of_a_devcontainer_writes_beside_its_directory(smolbuild, tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from smolbuild.core.errors import UsageError
 from smolbuild.model.parse import parse_text
+from smolbuild.model.smolfile import Dockerfile
 from smolbuild.starter.devcontainer import translate_devcontainer
 from smolbuild.starter.draft import draft_text
 from smolbuild.starter.jsonc import parse_jsonc
@@ -74,6 +75,10 @@ def test_a_dockerfile_is_found_from_where_the_file_stands():
         "args": {"V": "1"},
     }
     assert any("cacheFrom" in line for line in draft.left_out)
+    base = parse_text(draft_text(draft), file="Smolfile", environment={}).base
+    assert base == Dockerfile(
+        dockerfile=".devcontainer/Dockerfile", target="dev", args=(("V", "1"),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,10 +117,14 @@ def test_plain_json_is_read_as_json(value):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(members, values, max_size=6))
-def test_any_file_gives_a_valid_smolfile_or_our_error(value):
+@given(
+    st.sampled_from([{"image": "x"}, {"build": {"dockerfile": "D", "args": {"A": "b"}}}]),
+    st.dictionaries(members, values, max_size=6),
+)
+def test_any_file_gives_a_valid_smolfile_or_our_error(base, value):
     try:
-        _, text = translate(json.dumps({"image": "x", **value}))
+        _, text = translate(json.dumps({**base, **value}))
     except UsageError:
         return
-    assert parse_text(text, file="Smolfile", environment={}).image
+    smolfile = parse_text(text, file="Smolfile", environment={})
+    assert smolfile.image or smolfile.base

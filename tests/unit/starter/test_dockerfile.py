@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from smolbuild.core.errors import UsageError
 from smolbuild.model.parse import parse_text
-from smolbuild.model.smolfile import Copy, ExecProbe, PortProbe
+from smolbuild.model.smolfile import Copy, Dockerfile, ExecProbe, PortProbe
 from smolbuild.starter.dockerfile import expand, parse_dockerfile, split_words
 from smolbuild.starter.draft import draft_text
 from smolbuild.starter.translate import keep_dockerfile, translate_dockerfile
@@ -135,6 +135,8 @@ def test_a_dockerfile_that_is_kept_is_named():
     assert draft.base.values == {"dockerfile": "D"}
     assert draft.health is not None
     assert draft.health.values["port"] == 80
+    base = parse_text(draft_text(draft), file="Smolfile", environment={}).base
+    assert base == Dockerfile(dockerfile="D")
     with pytest.raises(UsageError, match="outside"):
         keep_dockerfile("FROM a\n", file="../D", name="x")
 
