@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from smolbuild.build.cache import CachedDelta, StepCache, lineage_of
 from smolbuild.build.context import BuildContext, Phases
 from smolbuild.build.dockerfile import with_image
 from smolbuild.build.gate import prove_restore
+from smolbuild.build.kept import Failed, offered
 from smolbuild.build.line_notes import note_lines
 from smolbuild.build.pack import (
     encode_agent_cursor,
@@ -51,7 +53,7 @@ from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, Ru
 from smolbuild.model.contract import Shape
 from smolbuild.model.egress import EgressRecord, StepEgress
 from smolbuild.model.environment import merge_env
-from smolbuild.model.smolfile import Service
+from smolbuild.model.smolfile import Service, Step
 from smolbuild.source.base_disk import BaseDisk, prepare_base
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
 from smolbuild.store.artifact import Artifact
@@ -158,7 +160,8 @@ def _build(
         )
         machine, links = _set_up(context, plan, parts, cache, secrets, work.path, phases)
         try:
-            frozen = _freeze(context, plan, machine, secrets, work.path, phases)
+            with _offered(context, plan, parts, machine, None):
+                frozen = _freeze(context, plan, machine, secrets, work.path, phases)
             packed.enter_context(context.store.lease())
             with phases.phase("pack", "packing disk and memory"):
                 artifact = _pack(context, plan, parts, links, frozen)
@@ -285,11 +288,38 @@ def _set_up(
                 secrets=secrets,
                 emit=context.emit,
                 authorities=plan.authorities,
+                offer=functools.partial(_offered, context, plan, parts, machine),
             )
     except BaseException:
         machine.discard()
         raise
     return machine, links
+
+
+def _offered(
+    context: BuildContext, plan: Plan, parts: _Parts, machine: Machine, step: Step | None
+) -> contextlib.AbstractContextManager[None]:
+    """Offer the machine to who wants to look at it when the block, of a step or none, fails."""
+    network = plan.smolfile.network if step is None else plan.smolfile.network_of(step)
+    run = _service_run(plan)
+    if step is not None:
+        env = merge_env(plan.run.env, step.env, proxy_env(network))
+        workdir = step.workdir or run.workdir
+        run = dataclasses.replace(run, env=env, workdir=workdir, user=step.user or "root")
+    describe = functools.partial(
+        Failed,
+        name=plan.name,
+        what=f"step {step.name}" if step else "the services and their health",
+        command=step.run if step else "",
+        kernel=parts.kernel,
+        initrd=parts.initrd,
+        shape=parts.shape,
+        run=run,
+        network=network,
+        within=plan.smolfile.network,
+        guarded=any(each.secrets for each in plan.smolfile.steps),
+    )
+    return offered(machine, context.on_failure, lambda error: describe(error=error))
 
 
 def _borrow(cache: StepCache, plan: Plan, parts: _Parts, work: Path) -> list[CachedDelta]:

@@ -15,6 +15,7 @@ from smolbuild.source.fetcher import ImageFetcher
 from smolbuild.store.layout import Store
 
 if TYPE_CHECKING:
+    from smolbuild.build.kept import OnFailure
     from smolbuild.machine.base import Engine
 
 __all__ = ["BuildContext", "Phases"]
@@ -36,6 +37,8 @@ class BuildContext:
     environment: Mapping[str, str]
     emit: Emit
     now: Callable[[], float] = time.time
+    on_failure: "OnFailure | None" = None
+    """Is shown the machine when a step, a service or the health check fails."""
 
     @property
     def engine(self) -> "Engine":

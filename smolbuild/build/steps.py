@@ -1,9 +1,10 @@
 """Run the set-up in a booted machine: copied files first, then step by step, each cached."""
 
+import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,6 +58,11 @@ class StepRun:
     """What it asked of the network."""
 
 
+def _nobody(step: Step) -> contextlib.AbstractContextManager[None]:
+    del step
+    return contextlib.nullcontext()
+
+
 def run_steps(
     machine: Machine,
     smolfile: Smolfile,
@@ -69,11 +75,13 @@ def run_steps(
     cache: StepCache,
     secrets: Secrets,
     emit: Emit,
+    offer: Callable[[Step], contextlib.AbstractContextManager[None]] = _nobody,
     authorities: tuple[Authority, ...] = (),
 ) -> tuple[StepRun, ...]:
     """Apply the links ``first`` … of the chain (0: copies, n: n-th step), keeping each delta.
 
-    ``below`` is the cache's token of the disk that the machine was booted from.
+    ``below`` is the cache's token of the disk that the machine was booted from; a step runs inside
+    ``offer`` of it, which learns of its failure while the machine is as the step left it.
 
     Raises:
         BuildError: a step failed or timed out; its name, status and last 50 lines. The deltas of
@@ -95,7 +103,7 @@ def run_steps(
             name = step.name
             emit(StepStarted(name=name, number=link, total=total, cached=False))
             _copy(machine, step.copy, files, emit)
-            with secrets.given(machine, step):
+            with offer(step), secrets.given(machine, step):
                 egress = _run_step(machine, smolfile, step, run, secrets, emit)
             heed_denied(name, egress, smolfile.policy, emit)
         overlay = machine.snapshot_disk()

@@ -1,6 +1,10 @@
 """``smolbuild build``."""
 
+import contextlib
+import dataclasses
+import functools
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +21,7 @@ from smolbuild.cli.options import (
     cache_options,
     drift_option,
     file_options,
+    has_person,
     json_option,
     print_json,
     progress_option,
@@ -30,6 +35,10 @@ from smolbuild.core.values import dataclass
 from smolbuild.model.reference import local_name, parse_reference
 
 if TYPE_CHECKING:
+    from smolbuild.build.kept import Failed
+    from smolbuild.machine.base import Machine
+
+    _Keep = Callable[[BuildContext, Machine, Failed], None]
     from smolbuild.build.remote import RemoteCache
 
 __all__ = ["build"]
@@ -47,6 +56,7 @@ Examples:
   smolbuild build
   smolbuild build -C examples/notes-service -t notes:v1
   smolbuild build --watch
+  smolbuild build --debug-on-failure
   smolbuild build --locked --push registry.example.com/team/notes:v1
   smolbuild build --cache-registry registry.example.com/team/env --cache-push
 """,
@@ -71,6 +81,12 @@ Examples:
     help="Sign with this private key.  [default: the home's key, made on first use]",
 )
 @click.option("--watch", is_flag=True, help="Build again whenever a declared input changes.")
+@click.option(
+    "--debug-on-failure",
+    is_flag=True,
+    help="When a step or a service fails, open a shell in a copy of the machine; without a "
+    "terminal, keep the machine for `smolbuild debug`.",
+)
 @json_option
 @progress_option
 def build(
@@ -78,9 +94,10 @@ def build(
     file: Path | None,
     directory: Path | None,
     watch: bool,
+    debug_on_failure: bool,
     progress: str,
     **options: Any,
-) -> None:
+) -> int:
     """Build, prove, sign and name the artifact that a Smolfile declares.
 
     When an artifact with the same provenance key is there already, nothing is built: it is taken
@@ -88,14 +105,28 @@ def build(
     """
     path = smolfile_path(file, directory)
     wish = _Wish(path=path, progress=progress, **options)
-    if not watch:
-        _once(wish)
-        return
-    if wish.as_json:
-        raise UsageError("--watch builds many times, and --json is one document: choose one")
-    from smolbuild.cli.watch import watch_builds
+    if watch:
+        if wish.as_json or debug_on_failure:
+            raise UsageError(
+                "--watch builds until it is stopped, and takes neither --json nor "
+                "--debug-on-failure",
+            )
+        from smolbuild.cli.watch import watch_builds
 
-    watch_builds(path, os.environ, lambda: _once(wish), progress)
+        watch_builds(path, os.environ, lambda: _once(wish), progress)
+    if has_person(os.environ) and not wish.as_json and progress in {"auto", "plain"}:
+        from smolbuild.cli.failing import build_with_person
+
+        return build_with_person(
+            lambda keeper: _once(wish, keeper.keep), os.environ, shell=debug_on_failure
+        )
+    if debug_on_failure:
+        from smolbuild.cli.failing import on_disk
+
+        _once(wish, on_disk)
+    else:
+        _once(wish)
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +146,8 @@ class _Wish:
     progress: str
 
 
-def _once(wish: _Wish) -> None:
-    with render.progress(wish.progress) as emit, build_context(emit) as context:
+def _once(wish: _Wish, keep: "_Keep | None" = None) -> None:
+    with render.progress(wish.progress) as emit, _context(emit, keep) as context:
         phases = Phases(emit)
         with phases.phase("resolve", "resolving inputs"):
             plan = make_plan(context, wish.path, locked=wish.locked, check_drift=wish.check_drift)
@@ -138,6 +169,15 @@ def _once(wish: _Wish) -> None:
         if wish.push_to is not None:
             result, pushed = _push(context, plan, result, wish.push_to, phases, renew=wish.no_cache)
     _report(result, plan, pushed, phases, why, as_json=wish.as_json)
+
+
+@contextlib.contextmanager
+def _context(emit: Emit, keep: "_Keep | None") -> Iterator[BuildContext]:
+    with build_context(emit) as context:
+        if keep is None:
+            yield context
+        else:
+            yield dataclasses.replace(context, on_failure=functools.partial(keep, context))
 
 
 def _build(

@@ -31,6 +31,7 @@ _COMMANDS = {
     "plan": ("smolbuild.cli.plan", "Show the provenance key, every input, and what would run."),
     "lock": ("smolbuild.cli.plan", "Pin base image, packages and kernel in Smolfile.lock."),
     "run": ("smolbuild.cli.run", "Restore forks of an artifact and run a command in each."),
+    "debug": ("smolbuild.cli.debug", "Look into the machine of a build that failed."),
     "push": ("smolbuild.cli.registry", "Publish an artifact to an OCI registry."),
     "pull": ("smolbuild.cli.registry", "Fetch an artifact, verify it, and materialise it."),
     "verify": ("smolbuild.cli.registry", "Check an artifact's signatures, digests and lengths."),
@@ -236,7 +237,8 @@ def _ended(how: str, status: int, *, as_json: bool) -> int:
     if as_json:
         error = _error_json(SmolbuildError(how, code=how)) | {"exitStatus": status}
         print(json.dumps({"error": error}))
-    print(f"smolbuild: {how}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a terminal that was hung up: nobody is there to read it
+        print(f"smolbuild: {how}", file=sys.stderr, flush=True)
     return status
 
 

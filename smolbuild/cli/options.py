@@ -17,6 +17,7 @@ __all__ = [
     "cache_options",
     "drift_option",
     "file_options",
+    "has_person",
     "home",
     "json_option",
     "print_json",
@@ -94,6 +95,11 @@ def progress_option(command: F) -> F:
         show_default=True,
         help="How progress is shown on standard error.",
     )(command)
+
+
+def has_person(environment: Mapping[str, str]) -> bool:
+    """Return whether there is a person to ask: input and output are terminals, and it is no CI."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and not environment.get("CI")
 
 
 def home() -> Home:

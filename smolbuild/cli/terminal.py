@@ -7,7 +7,6 @@ import queue
 import secrets
 import select
 import signal
-import sys
 import termios
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import IO, Self, cast
 from smolbuild.core.errors import MachineError, UsageError
 from smolbuild.machine.base import ExecRequest, ExecResult, Machine, Terminal
 
-__all__ = ["SHELL", "interactive", "is_interactive"]
+__all__ = ["SHELL", "interactive"]
 
 SHELL = ("/bin/sh", "-c", 'exec "$(command -v bash || command -v sh)" -i')
 """The command of a shell for a person: the best one that the guest has."""
@@ -30,11 +29,6 @@ _LEAVE_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _JOIN_SECONDS = 2.0
 _SESSION_SECONDS = 30 * 86400.0
-
-
-def is_interactive(environment: Mapping[str, str]) -> bool:
-    """Return whether there is a person to ask: input and output are terminals, and it is no CI."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and not environment.get("CI")
 
 
 def interactive(

@@ -10,7 +10,11 @@ from pathlib import Path
 from smolbuild.core.errors import HostError
 from smolbuild.core.files import data_extents
 
-__all__ = ["copy_sparse", "save_sparse"]
+__all__ = [
+    "copy_sparse",
+    "keep_file",
+    "save_sparse",
+]
 
 _CHUNK = 1 << 20
 _COPY = 1 << 26
@@ -134,3 +138,25 @@ def _write(writer: int, offset: int, data: memoryview) -> None:
     while data:
         count = os.pwrite(writer, data, offset)
         offset, data = offset + count, data[count:]
+
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
+
+
+def keep_file(source: Path, target: Path, *, sync: bool = False) -> None:
+    """Give a file that changes no more a second name, which outlives the first, or a copy.
+
+    Raises:
+        HostError: no space left.
+        OSError: a file cannot be read or written, or the target exists.
+
+    """
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        save_sparse(source, target, sync=False)
+    if sync:
+        with target.open("rb") as stream:
+            os.fsync(stream.fileno())

@@ -1,7 +1,6 @@
 """A running QEMU machine."""
 
 import contextlib
-import errno
 import json
 import os
 import threading
@@ -30,7 +29,7 @@ from smolbuild.machine.channel import AgentChannel
 from smolbuild.machine.command import overlay_node
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.launch import Process, milliseconds_since
-from smolbuild.machine.memory import save_sparse
+from smolbuild.machine.memory import keep_file, save_sparse
 from smolbuild.model.inside import Survey
 from smolbuild.model.smolfile import Probe
 from smolbuild.store.qcow2 import create_overlay
@@ -42,7 +41,6 @@ _QMP_SECONDS = 30.0
 _SAVE_SECONDS = 300.0
 _FREEZE_SECONDS = 120.0
 _ENDING_SECONDS = 1.0
-_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 _ACCEPTED_STATES = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -298,7 +296,7 @@ class QemuMachine:
                 self._process.qmp.command("cont", deadline=Deadline.after(_QMP_SECONDS))
                 # Its clock stood still meanwhile, and must not show it.
                 self._channel.freshen(Freshen())
-            _keep(finished, saved.disk_overlay, sync=False)
+            keep_file(finished, saved.disk_overlay, sync=False)
             return saved
 
     def checkpoint(self, directory: Path) -> Checkpoint:
@@ -314,7 +312,7 @@ class QemuMachine:
         with self._paused(directory, "the checkpoint", names=True) as saved:
             self._save_state(saved.state, sync=True)
             save_sparse(self._memory(), saved.memory, sync=True)
-            _keep(self._overlays[-1], saved.disk_overlay, sync=True)
+            keep_file(self._overlays[-1], saved.disk_overlay, sync=True)
             fsync_directory(directory)
             return saved
 
@@ -419,16 +417,3 @@ class QemuMachine:
 
 def _looks_dead(error: MachineError) -> bool:
     return error.code in {"agent-gone", "machine-ended"}
-
-
-def _keep(overlay: Path, target: Path, *, sync: bool) -> None:
-    """Give a finished overlay a second name that outlives the machine's directory."""
-    try:
-        target.hardlink_to(overlay)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        save_sparse(overlay, target, sync=False)
-    if sync:
-        with target.open("rb") as stream:
-            os.fsync(stream.fileno())

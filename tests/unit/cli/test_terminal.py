@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from smolbuild.cli.terminal import interactive, is_interactive
+from smolbuild.cli.options import has_person
+from smolbuild.cli.terminal import interactive
 from smolbuild.core.errors import UsageError
 from smolbuild.guest.compile import build_agent
 from smolbuild.machine.base import ExecRequest
@@ -176,8 +177,8 @@ def test_without_a_terminal_it_is_refused():
 
 
 def test_nobody_is_asked_without_a_terminal_or_in_ci(monkeypatch):
-    assert not is_interactive({})
+    assert not has_person({})
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    assert is_interactive({})
-    assert not is_interactive({"CI": "true"})
+    assert has_person({})
+    assert not has_person({"CI": "true"})
