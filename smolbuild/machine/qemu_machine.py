@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ _QMP_SECONDS = 30.0
 _SAVE_SECONDS = 300.0
 _FREEZE_SECONDS = 120.0
 _ENDING_SECONDS = 1.0
+_FINISHING_SECONDS = 0.002
 _ACCEPTED_STATES = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -293,7 +295,7 @@ class QemuMachine:
                 finished = self._new_overlay()
                 self._save_state(saved.state, sync=False)
             finally:
-                self._process.qmp.command("cont", deadline=Deadline.after(_QMP_SECONDS))
+                self._go_on()
                 # Its clock stood still meanwhile, and must not show it.
                 self._channel.freshen(Freshen())
             keep_file(finished, saved.disk_overlay, sync=False)
@@ -315,6 +317,16 @@ class QemuMachine:
             keep_file(self._overlays[-1], saved.disk_overlay, sync=True)
             fsync_directory(directory)
             return saved
+
+    def _go_on(self) -> None:
+        # QEMU says that the state is saved a moment before it lets the machine run again.
+        qmp, deadline = self._process.qmp, Deadline.after(_QMP_SECONDS)
+        while (
+            not deadline.passed()
+            and qmp.command("query-status", deadline=deadline).get("status") == "finish-migrate"
+        ):
+            time.sleep(_FINISHING_SECONDS)
+        qmp.command("cont", deadline=deadline)
 
     @contextlib.contextmanager
     def _paused(self, directory: Path, doing: str, *, names: bool) -> Iterator[Checkpoint]:
