@@ -75,6 +75,8 @@ class DockerClient:
         emit: Emit,
     ) -> EngineImage:
         """See ``DockerEngine.build``."""
+        import tempfile
+
         deadline = time.monotonic() + _BUILD_SECONDS
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         built = ""
