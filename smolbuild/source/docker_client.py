@@ -75,8 +75,6 @@ class DockerClient:
         emit: Emit,
     ) -> EngineImage:
         """See ``DockerEngine.build``."""
-        import tempfile
-
         deadline = time.monotonic() + _BUILD_SECONDS
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         built = ""
