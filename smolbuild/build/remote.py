@@ -262,7 +262,13 @@ def _client(
     context: BuildContext, reference: Reference, limits: tuple[Timeouts, RetryPolicy]
 ) -> RegistryClient:
     timeouts, retries = limits
-    return connect(reference.registry, context.environment, timeouts=timeouts, retries=retries)
+    return connect(
+        reference.registry,
+        context.environment,
+        timeouts=timeouts,
+        retries=retries,
+        emit=context.emit,
+    )
 
 
 def _tell(context: BuildContext, text: str, error: SmolbuildError) -> None:

@@ -14,7 +14,7 @@ from smolbuild.build.pull import pull_artifact
 from smolbuild.cli import render
 from smolbuild.cli.options import home, json_option, print_json, progress_option
 from smolbuild.core.errors import UsageError
-from smolbuild.core.events import Emit
+from smolbuild.core.events import Emit, silent
 from smolbuild.model.reference import Reference, parse_reference
 from smolbuild.registry.client import RegistryClient, connect
 from smolbuild.store.artifact import open_artifact
@@ -70,7 +70,7 @@ def push_to(
     """Push the local artifact ``name`` to ``reference``; also serves ``build --push``."""
     target = parse_reference(reference)
     artifact = open_artifact(store, name)
-    with _client(target, plain_http=plain_http) as client:
+    with _client(target, emit, plain_http=plain_http) as client:
         return publish(store, artifact, target, client, emit=emit)
 
 
@@ -99,7 +99,7 @@ def pull(
     started = time.monotonic()
     with render.progress(progress) as emit:
         trusted = trusted_keys(place, keys)
-        with _client(source, plain_http=plain_http) as client:
+        with _client(source, emit, plain_http=plain_http) as client:
             done = pull_artifact(store, source, client, trusted, emit=emit)
         files = materialise(store, done.artifact, place.materialised, emit=emit)
     value = {
@@ -141,7 +141,7 @@ def verify(artifact: str, keys: tuple[Path, ...], *, plain_http: bool, as_json: 
         done = verify_local(store, artifact, trusted)
     else:
         source = parse_reference(artifact)
-        with _client(source, plain_http=plain_http) as client:
+        with _client(source, silent, plain_http=plain_http) as client:
             done = verify_remote(source, client, trusted)
     if as_json:
         print_json(
@@ -168,6 +168,7 @@ def _is_local(store: Store, text: str) -> bool:
 
 
 @contextlib.contextmanager
-def _client(reference: Reference, *, plain_http: bool) -> Iterator[RegistryClient]:
-    with connect(reference.registry, os.environ, plain_http=True if plain_http else None) as client:
+def _client(reference: Reference, emit: Emit, *, plain_http: bool) -> Iterator[RegistryClient]:
+    plain = True if plain_http else None
+    with connect(reference.registry, os.environ, plain_http=plain, emit=emit) as client:
         yield client

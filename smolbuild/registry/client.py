@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Self
 from smolbuild.core.clock import Clock, SystemClock
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import RegistryError
+from smolbuild.core.events import Emit, silent
 from smolbuild.model.oci import Descriptor
 from smolbuild.model.reference import DOCKER_HUB, Reference, is_loopback
 from smolbuild.registry import download, manifests, referrers, upload
@@ -56,6 +57,7 @@ class RegistryClient:
         threads: int = 4,
         timeouts: Timeouts | None = None,
         retries: RetryPolicy | None = None,
+        emit: Emit = silent,
     ) -> None:
         self.registry = registry
         self.threads = max(1, min(threads, _MAX_THREADS))
@@ -64,6 +66,7 @@ class RegistryClient:
         self._clock = clock or SystemClock()
         self._timeouts = timeouts or Timeouts()
         self._policy = retries or RetryPolicy()
+        self._emit = emit
         self._authorizer = Authorizer(
             registry=registry,
             credentials=credentials or Credentials(),
@@ -259,6 +262,7 @@ class RegistryClient:
             policy=self._policy,
             clock=self._clock,
             authorizer=self._authorizer,
+            emit=self._emit,
         )
 
 
@@ -271,8 +275,11 @@ def connect(
     threads: int = 4,
     timeouts: Timeouts | None = None,
     retries: RetryPolicy | None = None,
+    emit: Emit = silent,
 ) -> RegistryClient:
     """Return a client with the logins and the CA bundle that ``environment`` names; no traffic yet.
+
+    ``emit`` hears of each exchange that is tried again.
 
     Raises:
         UsageError: Docker's configuration is malformed.
@@ -287,6 +294,7 @@ def connect(
         threads=threads,
         timeouts=timeouts,
         retries=retries,
+        emit=emit,
     )
 
 

@@ -90,5 +90,5 @@ class RegistryImages:
         if registry not in self._clients:
             from smolbuild.registry.client import connect
 
-            self._clients[registry] = connect(registry, self._environment)
+            self._clients[registry] = connect(registry, self._environment, emit=self._emit)
         return self._clients[registry]

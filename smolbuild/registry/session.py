@@ -23,6 +23,7 @@ from smolbuild import __version__
 from smolbuild.core.clock import Clock
 from smolbuild.core.digest import Digest
 from smolbuild.core.errors import RegistryError, SmolbuildError
+from smolbuild.core.events import Emit, Message
 from smolbuild.model.reference import is_loopback
 from smolbuild.registry.connection import Adapter, cut_reason, read_small, tls_problem
 from smolbuild.registry.problems import Refusal, read_refusal, refused, unreachable
@@ -62,6 +63,8 @@ class Endpoint:
     policy: RetryPolicy
     clock: Clock
     authorizer: Authorizer
+    emit: Emit
+    """Hears of each exchange that is tried again."""
 
     @property
     def origin(self) -> str:
@@ -208,8 +211,14 @@ class Session(oras.provider.Registry):
 
         """
         fraction = random.random()  # noqa: S311 - jitter, not a secret
-        seconds = backoff(self.endpoint.policy, failures=failures, fraction=fraction, after=after)
-        pause(self.endpoint.clock, seconds, stop)
+        endpoint = self.endpoint
+        seconds = backoff(endpoint.policy, failures=failures, fraction=fraction, after=after)
+        text = (
+            f"registry {endpoint.registry}: trying again in {seconds:.1f} s (attempt "
+            f"{failures + 1} of {endpoint.policy.attempts})"
+        )
+        endpoint.emit(Message(level="info", text=text))
+        pause(endpoint.clock, seconds, stop)
 
     def _authorized(
         self, send: Callable[[str | None], requests.Response], *, scope: Scope, replayable: bool

@@ -200,6 +200,15 @@ def test_trouble_that_stays(fake, client, code, named):
     assert len(fake.seen) == 3
 
 
+def test_who_waits_is_told_that_it_is_tried_again(fake, make_client):
+    said = []
+    fake.fail("GET", "manifests", faults.status(503), times=2)
+    put(fake)
+    make_client(fake, emit=said.append).get_manifest("a/b", "v1")
+    assert [event.text.partition(": ")[0] for event in said] == [f"registry {fake.host}"] * 2
+    assert said[1].text.endswith("(attempt 3 of 3)")
+
+
 def test_retry_after_is_obeyed(fake, client, clock):
     put(fake)
     fake.fail("GET", "manifests", faults.status(429, Retry_After="7"))

@@ -177,6 +177,24 @@ def test_inputs_that_are_not_there_yet_are_watched(project):
     }
 
 
+def test_a_dockerfile_its_context_and_certificates_are_inputs(project):
+    (project / "Smolfile").write_text(
+        '[network]\nca_files = ["ca.pem"]\n[smolbuild]\nname = "t/docker"\n'
+        '[smolbuild.base]\ndockerfile = "docker/Dockerfile"\n'
+    )
+    watched = watched_of(project / "Smolfile", {}, None)
+    for name in ("docker/Dockerfile", "other", "rootfs/bin/sh", "ca.pem", "poetry.lock"):
+        seen = look(watched)
+        (project / name).parent.mkdir(exist_ok=True)
+        with (project / name).open("a") as stream:
+            stream.write("more")
+        assert str(project / name) in await_change(watched, seen, Sleeper())
+    seen = look(watched)
+    (project / ".git").mkdir()
+    (project / ".git" / "index").write_text("x")
+    assert look(watched) == seen
+
+
 def test_the_pause_between_looks_grows_with_their_cost(project, watched):
     clock = Sleeper(nothing, lambda: (project / "seed.sql").write_text("now"))
     clock.monotonic = lambda: clock.time + next(costs)  # type: ignore[method-assign]
