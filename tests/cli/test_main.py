@@ -21,9 +21,7 @@ def run(monkeypatch, error: BaseException, *arguments: str) -> int:
         raise error
 
     monkeypatch.setattr(module._root, "main", fail)
-    with pytest.raises(SystemExit) as caught:
-        module.main(["ls", *arguments])
-    return int(str(caught.value.code))
+    return module.run(["ls", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -63,4 +61,4 @@ def test_a_defect_says_where_and_how_to_see_more(monkeypatch, capsys):
 
     monkeypatch.setattr(module._root, "main", fail)
     with pytest.raises(KeyError):
-        module.main(["ls"])
+        module.run(["ls"])
