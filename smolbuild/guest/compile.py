@@ -1,11 +1,13 @@
-"""Compiles the guest agent: one static program, from the C files beside this module.
+"""Compiles our C programs, each one static program: the guest agent, and what searches for residue.
 
-Two digests, on purpose. ``agent_digest`` covers the *source* and the protocol version and goes
-into the provenance key, so that two hosts with different compilers agree on what was built. The
-compiled program is cached by that digest, the flags and the compiler's own words about itself.
+Of the agent there are two digests, on purpose. ``agent_digest`` covers the *source* and the
+protocol version and goes into the provenance key, so that two hosts with different compilers agree
+on what was built. A compiled program is cached by its source, the flags and the compiler's own
+words about itself.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from smolbuild.core.digest import Digest, digest_value, hex_of
@@ -14,7 +16,7 @@ from smolbuild.core.files import file_lock, private_directory, write_atomic
 from smolbuild.core.process import run
 from smolbuild.guest.agent_source import agent_digest, agent_sources
 
-__all__ = ["FLAGS", "build_agent"]
+__all__ = ["FLAGS", "build_agent", "build_program"]
 
 FLAGS = (
     "-std=gnu11",
@@ -36,7 +38,7 @@ FLAGS = (
 
 _COMPILE_TIMEOUT = 120.0
 _KEPT = 8
-"""Compiled agents kept in the cache; older ones are removed."""
+"""Compiled programs of one kind kept in the cache; older ones are removed."""
 
 
 def build_agent(cache: Path) -> Path:
@@ -48,45 +50,66 @@ def build_agent(cache: Path) -> Path:
         HostError: musl-gcc is missing or the compilation failed.
 
     """
-    directory = private_directory(cache / "agent")
-    name = hex_of(_cache_key())
-    target = directory / name
+    return build_program(cache, "agent", agent_sources(), agent_digest(), FLAGS)
+
+
+def build_program(
+    cache: Path, name: str, sources: Sequence[Path], source: Digest, flags: Sequence[str]
+) -> Path:
+    """Return the program compiled from ``sources``, C files and headers of one directory.
+
+    Atomic and idempotent; two builders at once wait for each other.
+
+    Args:
+        cache: ``Home.cache``; the program lies below its directory ``name``.
+        name: what the program is called, for errors too.
+        sources: C files and headers.
+        source: digest of the sources.
+        flags: of the compiler.
+
+    Raises:
+        HostError: musl-gcc is missing or the compilation failed.
+
+    """
+    directory = private_directory(cache / name)
+    target = directory / hex_of(_cache_key(name, source, flags))
     if target.is_file():
         return target
-    with file_lock(directory / ".lock", timeout=_COMPILE_TIMEOUT, what="the agent's compilation"):
+    with file_lock(directory / ".lock", timeout=_COMPILE_TIMEOUT, what=f"compiling the {name}"):
         if not target.is_file():
-            write_atomic(target, _compile(directory), mode=0o755)
+            write_atomic(target, _compile(directory, name, sources, flags), mode=0o755)
             _forget_old(directory)
     return target
 
 
-def _compile(directory: Path) -> bytes:
+def _compile(directory: Path, name: str, sources: Sequence[Path], flags: Sequence[str]) -> bytes:
     output = directory / ".tmp-compiling"
-    here = Path(__file__).parent
-    sources = [path.name for path in agent_sources() if path.suffix == ".c"]
+    files = [path.name for path in sources if path.suffix == ".c"]
     try:
         done = run(
-            ["musl-gcc", *FLAGS, "-o", str(output), *sources], timeout=_COMPILE_TIMEOUT, cwd=here
+            ["musl-gcc", *flags, "-o", str(output), *files],
+            timeout=_COMPILE_TIMEOUT,
+            cwd=sources[0].parent,
         )
         if done.status != 0:
             raise HostError(
-                f"the guest agent did not compile (musl-gcc exit status {done.status})",
+                f"the {name} did not compile (musl-gcc exit status {done.status})",
                 details=done.stderr.decode(errors="replace")[-4000:],
                 hint="on Debian or Ubuntu: apt-get install musl-tools gcc",
-                code="agent-compile",
+                code=f"{name}-compile",
             )
         return output.read_bytes()
     finally:
         output.unlink(missing_ok=True)
 
 
-def _cache_key() -> Digest:
+def _cache_key(name: str, source: Digest, flags: Sequence[str]) -> Digest:
     version = run(["musl-gcc", "--version"], timeout=20.0)
     return digest_value(
-        "smolbuild.agent-binary.v1",
+        f"smolbuild.{name}-binary.v1",
         {
-            "source": agent_digest(),
-            "flags": list(FLAGS),
+            "source": source,
+            "flags": list(flags),
             "compiler": version.stdout.decode(errors="replace"),
         },
     )
