@@ -19,13 +19,17 @@ from smolbuild.build.gate import prove_restore
 from smolbuild.build.kept import Failed, offered
 from smolbuild.build.line_notes import note_lines
 from smolbuild.build.pack import (
+    Delta,
     encode_agent_cursor,
     pack_artifact,
     pack_streams,
+    shipped_deltas,
 )
 from smolbuild.build.plan import Plan
 from smolbuild.build.remote import RemoteCache, pull_remote
+from smolbuild.build.residue import ResidueGate
 from smolbuild.build.result import BuildResult, reuse
+from smolbuild.build.scrub import scrub
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.sign import sign_artifact
 from smolbuild.build.steps import COPY_STEP, StepRun, run_steps
@@ -49,7 +53,13 @@ from smolbuild.machine.health import (
 )
 from smolbuild.machine.network import let_through, proxy_env
 from smolbuild.machine.rundir import RunDirectory
-from smolbuild.model.artifact import FORMAT_VERSION, ArtifactConfig, Results, RunConfig
+from smolbuild.model.artifact import (
+    FORMAT_VERSION,
+    ArtifactConfig,
+    Results,
+    RunConfig,
+    encode_config,
+)
 from smolbuild.model.contract import Shape
 from smolbuild.model.egress import EgressRecord, StepEgress
 from smolbuild.model.environment import merge_env
@@ -68,6 +78,8 @@ _BOOT_SECONDS = 180.0
 _SPACE_MARGIN = 1 << 30
 _SERVICES = "services"
 """Name of the delta and of the egress that services and health check leave."""
+_SCRUB = "scrub"
+"""Name of the delta that hides what was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +170,17 @@ def _build(
             (parts.shape.memory_mib << 20) * 2 + _SPACE_MARGIN,
             what="building the artifact",
         )
-        machine, links = _set_up(context, plan, parts, cache, secrets, work.path, phases)
+        residue = ResidueGate(context.home.cache, plan.smolfile, secrets)
+        machine, links = _set_up(context, plan, parts, cache, secrets, residue, work.path, phases)
         try:
             with _offered(context, plan, parts, machine, None):
-                frozen = _freeze(context, plan, machine, secrets, work.path, phases)
+                frozen = _freeze(context, plan, machine, links, secrets, work.path, phases)
+            deltas = _shipped(plan, links, frozen)
+            with phases.phase("residue", "searching for secrets, keys and tokens"):
+                residue.check(parts.base.path, parts.base.digest, deltas, frozen.checkpoint)
             packed.enter_context(context.store.lease())
             with phases.phase("pack", "packing disk and memory"):
-                artifact = _pack(context, plan, parts, links, frozen)
+                artifact = _pack(context, plan, parts, links, frozen, deltas, residue)
         finally:
             machine.discard()
         with (
@@ -243,6 +259,7 @@ def _set_up(
     parts: _Parts,
     cache: StepCache,
     secrets: Secrets,
+    residue: ResidueGate,
     work: Path,
     phases: Phases,
 ) -> tuple[Machine, list[StepRun]]:
@@ -286,6 +303,7 @@ def _set_up(
                 below=cached[-1].token if cached else lineage_of(parts.base.digest),
                 cache=cache,
                 secrets=secrets,
+                residue=residue,
                 emit=context.emit,
                 authorities=plan.authorities,
                 offer=functools.partial(_offered, context, plan, parts, machine),
@@ -352,11 +370,15 @@ def _freeze(
     context: BuildContext,
     plan: Plan,
     machine: Machine,
+    links: list[StepRun],
     secrets: Secrets,
     work: Path,
     phases: Phases,
 ) -> _Frozen:
-    """Start the services, wait for health, probe once more and save the machine."""
+    """Start the services, wait for health, scrub, probe once more and save the machine.
+
+    Scrubbing adds a link: what services and commands wrote until then.
+    """
     run = _service_run(plan)
     let_through(machine, plan.smolfile.network, within=plan.smolfile.network)
     ready = {}
@@ -371,6 +393,12 @@ def _freeze(
     if health is not None:
         with phases.phase("health", "health check"):
             report = check_health(machine, health, run, plan.services)
+    commands = plan.smolfile.scrub.run
+    if commands is not None:
+        with phases.phase("scrub", "cleaning, and zeroing what is free"):
+            overlays = [link.overlay for link in links]
+            finished = scrub(machine, commands, run, overlays, secrets, context.emit)
+            links.append(StepRun(name=_SERVICES, overlay=finished))
     with phases.phase("checkpoint", "checkpoint"):
         # Whoever was healthy may have died since; what is frozen must be alive (once, no retries).
         services = _probe_again(context, plan, machine, run)
@@ -433,22 +461,28 @@ def _service_run(plan: Plan) -> RunConfig:
     return dataclasses.replace(plan.run, env=env)
 
 
+def _shipped(plan: Plan, links: Sequence[StepRun], frozen: _Frozen) -> tuple[Delta, ...]:
+    last = _SERVICES if plan.smolfile.scrub.run is None else _SCRUB
+    overlays = [(link.name, link.overlay) for link in links]
+    overlays.append((last, frozen.checkpoint.disk_overlay))
+    return shipped_deltas(overlays, only_seen=plan.smolfile.guarded)
+
+
 def _pack(
     context: BuildContext,
     plan: Plan,
     parts: _Parts,
     links: Sequence[StepRun],
     frozen: _Frozen,
+    deltas: Sequence[Delta],
+    residue: ResidueGate,
 ) -> Artifact:
     checkpoint = frozen.checkpoint
     streams = pack_streams(
         context.store,
         base=parts.base.path,
         base_digest=parts.base.digest,
-        overlays=[
-            *((link.name, link.overlay) for link in links),
-            (_SERVICES, checkpoint.disk_overlay),
-        ],
+        deltas=deltas,
         checkpoint=checkpoint,
         kernel=parts.kernel,
         initrd=parts.initrd,
@@ -481,4 +515,5 @@ def _pack(
         kernel_version=kernel_version(plan.lock.lock),
         builder_version=__version__,
     )
+    residue.check_text(encode_config(config), "the artifact's configuration")
     return pack_artifact(context.store, config, streams.layers)

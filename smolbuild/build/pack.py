@@ -43,8 +43,9 @@ from smolbuild.store.artifact import Artifact, load_artifact
 from smolbuild.store.chunks import LayerSet, data_ranges, map_file, pack_blob, pack_stream
 from smolbuild.store.layout import Store
 from smolbuild.store.qcow2 import Extent, clusters
+from smolbuild.store.shadow import without_shadowed
 
-__all__ = ["Streams", "pack_artifact", "pack_streams"]
+__all__ = ["Delta", "Streams", "pack_artifact", "pack_streams", "shipped_deltas"]
 
 DISK_CHUNK = 4 * 1024 * 1024
 MEMORY_CHUNK = 16 * 1024 * 1024
@@ -65,6 +66,31 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What of a step's overlay goes into the artifact."""
+
+    step: str
+    overlay: Path
+    """A finished qcow2 file."""
+    extents: tuple[Extent, ...]
+
+
+def shipped_deltas(overlays: Sequence[tuple[str, Path]], *, only_seen: bool) -> tuple[Delta, ...]:
+    """Return what of ``(step name, qcow2 path)`` overlays, lowest first, is shipped.
+
+    With ``only_seen`` what a later overlay replaces is left out: nobody can read it any more, so
+    what was deleted is gone. Without, a delta does not depend on later steps, and two versions
+    share more of them.
+    """
+    held = [tuple(clusters(path)) for _, path in overlays]
+    shown = without_shadowed(held) if only_seen else held
+    return tuple(
+        Delta(step=name, overlay=path, extents=extents)
+        for (name, path), extents in zip(overlays, shown, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _PackedBase:
     """What is remembered of a packed base disk, so that it is compressed only once."""
 
@@ -77,7 +103,7 @@ def pack_streams(
     *,
     base: Path,
     base_digest: Digest,
-    overlays: Sequence[tuple[str, Path]],
+    deltas: Sequence[Delta],
     checkpoint: Checkpoint,
     kernel: Path,
     initrd: Path,
@@ -90,7 +116,7 @@ def pack_streams(
         store: receives the blobs; hold a lease on it.
         base: the raw base disk.
         base_digest: digest that identifies the base disk's content.
-        overlays: ``(step name, qcow2 path)``, lowest first, the checkpoint's own overlay last.
+        deltas: what of each overlay is shipped, lowest first, the checkpoint's own one last.
         checkpoint: memory and device state.
         kernel: kernel image.
         initrd: initramfs.
@@ -101,7 +127,7 @@ def pack_streams(
     layers = LayerSet()
     disk = DiskStreams(
         base=_pack_base(store, layers, base, base_digest, cache, emit),
-        deltas=tuple(_pack_delta(store, layers, name, path) for name, path in overlays),
+        deltas=tuple(_pack_delta(store, layers, delta) for delta in deltas),
     )
     memory = _pack_file(store, layers, checkpoint.memory, MEMORY_CHUNK, MEMORY_CHUNK_TYPE, emit)
     state = pack_blob(
@@ -230,8 +256,8 @@ def _pack_file(
         raw.close()
 
 
-def _pack_delta(store: Store, layers: LayerSet, step: str, overlay: Path) -> DiskDelta:
-    extents = list(clusters(overlay))
+def _pack_delta(store: Store, layers: LayerSet, delta: Delta) -> DiskDelta:
+    extents, overlay = delta.extents, delta.overlay
     data = [extent for extent in extents if extent.kind == "data"]
     starts, position = [], 0
     for extent in data:
@@ -269,7 +295,7 @@ def _pack_delta(store: Store, layers: LayerSet, step: str, overlay: Path) -> Dis
     finally:
         os.close(descriptor)
     return DiskDelta(
-        step=step,
+        step=delta.step,
         block_size=DELTA_BLOCK,
         blocks=_runs(extents, "data"),
         zeros=_runs(extents, "zero"),

@@ -12,6 +12,7 @@ from typing import Literal
 from smolbuild.build.authorities import Authority
 from smolbuild.build.cache import StepCache
 from smolbuild.build.owners import guest_owners
+from smolbuild.build.residue import ResidueGate
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.tarstream import tar_stream
 from smolbuild.build.trust_store import install_authorities
@@ -74,6 +75,7 @@ def run_steps(
     below: str,
     cache: StepCache,
     secrets: Secrets,
+    residue: ResidueGate,
     emit: Emit,
     offer: Callable[[Step], contextlib.AbstractContextManager[None]] = _nobody,
     authorities: tuple[Authority, ...] = (),
@@ -90,6 +92,7 @@ def run_steps(
 
     """
     done = []
+    on: str | None = below
     total = len(smolfile.steps)
     for link in range(first, len(chain)):
         started = time.monotonic()
@@ -107,12 +110,24 @@ def run_steps(
                 egress = _run_step(machine, smolfile, step, run, secrets, emit)
             heed_denied(name, egress, smolfile.policy, emit)
         overlay = machine.snapshot_disk()
-        below = cache.keep(chain[link], below, overlay, egress=egress)
+        if link and on is not None and not _is_clean(residue, step, overlay, emit):
+            on = None
+        if on is not None:
+            on = cache.keep(chain[link], on, overlay, egress=egress)
         seconds = time.monotonic() - started
         if link:
             emit(StepFinished(name=name, seconds=seconds, status=0))
         done.append(StepRun(name=name, overlay=overlay, egress=egress))
     return tuple(done)
+
+
+def _is_clean(residue: ResidueGate, step: Step, overlay: Path, emit: Emit) -> bool:
+    """Say so when the step left a secret on the disk: no trace of one is put into the cache."""
+    if not step.secrets or residue.step_is_clean(step, overlay):
+        return True
+    text = f"step {step.name} left a secret on the disk: neither it nor a later step is cached"
+    emit(Message(level="warning", text=text))
+    return False
 
 
 def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles, emit: Emit) -> None:

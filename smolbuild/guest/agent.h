@@ -241,6 +241,9 @@ void worker_request(struct stream *s, struct reader *in, enum op op);
 void shutdown_request(struct stream *s);
 void worker_start(struct stream *s, int (*work)(void *), void *argument, uint32_t timeout);
 
+/* scrub.c */
+void zero_free_request(struct stream *s, struct reader *in);
+
 /* secrets.c */
 void secrets_request(struct stream *s, struct reader *in);
 bool secrets_to_environment(void); /* in the child of an execution that is given them */

@@ -79,6 +79,9 @@ void request(struct stream *s, struct reader *in)
 	case OP_SURVEY:
 		survey_request(s, in);
 		return;
+	case OP_ZERO_FREE:
+		zero_free_request(s, in);
+		return;
 	case OP_SHUTDOWN:
 		shutdown_request(s);
 		return;

@@ -251,10 +251,10 @@ class Machine(Protocol):
     def take_secrets(self) -> None:
         """Remove every trace of given secrets that the engine and its agent hold. Idempotent."""
 
-    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> int:
+    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Zero what is free on the guest's disk within ``(offset, length)`` ranges, in bytes.
 
-        Also forgets what the guest caches of its files. Returns the bytes that were zeroed.
+        Also forgets what the guest caches of its files.
         """
 
     def freshen(self, call: Freshen) -> Identity:

@@ -41,9 +41,9 @@ _ALIVE = 2
 _EXEC_KEEP, _EXEC_TTY, _EXEC_STDIN, _EXEC_OFFLINE, _EXEC_SECRETS = 1, 2, 4, 8, 16
 _TAKE, _GIVE = 0, 1
 _FILLER = bytes(MAX_PAYLOAD - 64)
-_FILLERS = 5
-"""The guest's kernel receives into 128 buffers of a page, one after the other, and never clears
-them: this many requests fill each of them twice."""
+_FILLERS = 18
+"""The guest's kernel receives into 1,024 buffers of a page, one after the other, and never clears
+them: this many requests fill each of them."""
 _RANGES = 8192
 """Ranges in one request: 16 bytes each."""
 _SSH_HOST_KEYS = 1
@@ -243,7 +243,7 @@ class AgentChannel:
         self, secrets: Mapping[str, bytes | bytearray], user: str, *, timeout: float = _CALL_SECONDS
     ) -> None:
         """Put each value into a file in the guest's memory that only ``user`` can read."""
-        self.take_secrets()
+        self._take_files(timeout)
         payload = bytearray(u32(_milliseconds(timeout)) + u8(_GIVE) + text(user))
         payload += u32(len(secrets))
         for name, value in secrets.items():
@@ -255,21 +255,23 @@ class AgentChannel:
 
     def take_secrets(self, *, timeout: float = _CALL_SECONDS) -> None:
         """Overwrite and remove what was given, and what the transport still holds. Idempotent."""
-        payload = u32(_milliseconds(timeout)) + u8(_TAKE)
-        self._connection.call("secrets", Op.SECRETS, payload, timeout + _GRACE_SECONDS)
+        self._take_files(timeout)
         for _ in range(_FILLERS):
             self._connection.call("the agent", Op.PING, _FILLER, timeout)
 
-    def zero_free(self, ranges: Sequence[tuple[int, int]], *, timeout: float = 300.0) -> int:
-        """Zero the free blocks of the guest's disk within ``ranges``; return the bytes zeroed."""
-        deadline, zeroed = Deadline.after(timeout), 0
+    def _take_files(self, timeout: float) -> None:
+        payload = u32(_milliseconds(timeout)) + u8(_TAKE)
+        self._connection.call("secrets", Op.SECRETS, payload, timeout + _GRACE_SECONDS)
+
+    def zero_free(self, ranges: Sequence[tuple[int, int]], *, timeout: float = 300.0) -> None:
+        """Zero the free blocks of the guest's disk, which must be frozen, within ``ranges``."""
+        deadline = Deadline.after(timeout)
         for first in range(0, len(ranges), _RANGES):
             some = ranges[first : first + _RANGES]
             payload = u32(_milliseconds(deadline.left())) + u32(len(some))
             payload += b"".join(u64(offset) + u64(length) for offset, length in some)
             left = deadline.left() + _GRACE_SECONDS
-            zeroed += self._connection.call("scrubbing", Op.ZERO_FREE, payload, left).u64()
-        return zeroed
+            self._connection.call("scrubbing", Op.ZERO_FREE, payload, left)
 
     # freshness and checkpoints
 

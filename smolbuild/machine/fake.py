@@ -362,11 +362,10 @@ class FakeMachine:
             self._guest.files.pop(f"/run/secrets/{name}", None)
         self.secrets = {}
 
-    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> int:
+    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Remember the ranges: a fake's disk holds nothing that is free."""
         self._check()
         self.zeroed.extend(ranges)
-        return 0
 
     def freshen(self, call: Freshen) -> Identity:
         """Take the new names and, when there are any, a new boot id."""

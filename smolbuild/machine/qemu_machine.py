@@ -232,13 +232,13 @@ class QemuMachine:
         with self._explained("taking secrets away"):
             self._channel.take_secrets()
 
-    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Zero what is free on the guest's disk within ``ranges``; return how many bytes."""
+    def zero_free(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Zero what is free on the guest's disk within ``ranges``, and drop its caches."""
         with self._lock, self._explained("scrubbing the disk"):
             self._channel.sync(drop_caches=True, timeout=_FREEZE_SECONDS)
             self._channel.freeze(timeout=_FREEZE_SECONDS)
             try:
-                return self._channel.zero_free(ranges)
+                self._channel.zero_free(ranges)
             finally:
                 self._channel.thaw()
 

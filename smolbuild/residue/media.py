@@ -12,6 +12,7 @@ from typing import Literal
 from smolbuild.core.files import data_extents
 from smolbuild.residue.scanner import Segment
 from smolbuild.store.qcow2 import Extent
+from smolbuild.store.shadow import without_shadowed
 
 __all__ = ["Medium", "across_deltas", "delta_medium", "file_medium", "layered_disk"]
 
@@ -136,59 +137,29 @@ def across_deltas(
     deltas: Sequence[tuple[str, Path, Sequence[Extent]]], reach: int
 ) -> Iterator[Medium]:
     """Yield the places where the disk goes on in another delta, ``reach`` bytes to both sides."""
-    pieces: list[tuple[int, int, str, Path, Extent]] = []
-    hidden: list[tuple[int, int]] = []
-    for layer, path, extents in reversed(deltas):
-        seen = [(e.guest_offset, e.guest_offset + e.length) for e in extents]
-        for extent in extents:
-            if extent.kind == "data":
-                for low, high in _outside(extent, hidden):
-                    pieces.append((low, high, layer, path, extent))
-        hidden = _union(hidden, seen)
-    pieces.sort(key=lambda piece: piece[0])
-    for left, right in itertools.pairwise(pieces):
-        if left[1] == right[0] and left[3] != right[3]:
-            low, high = max(left[0], left[1] - reach), min(right[1], right[0] + reach)
+    shown = without_shadowed([extents for _, _, extents in deltas])
+    pieces = sorted(
+        (
+            (extent.guest_offset, layer, path, extent)
+            for (layer, path, _), extents in zip(deltas, shown, strict=True)
+            for extent in extents
+            if extent.kind == "data"
+        ),
+        key=lambda piece: piece[0],
+    )
+    for (_, _, file, left), (border, layer, other, right) in itertools.pairwise(pieces):
+        if left.guest_offset + left.length == border and file != other:
+            before, after = min(reach, left.length), min(reach, right.length)
+            end = left.host_offset + left.length
             yield Medium(
                 kind="disk",
-                layer=right[2],
+                layer=layer,
                 segments=(
-                    _part(left[3], left[4], low, left[1]),
-                    _part(right[3], right[4], right[0], high, joined=True),
+                    Segment(file=file, offset=end - before, length=before),
+                    Segment(file=other, offset=right.host_offset, length=after, joined=True),
                 ),
-                addresses=(low, right[0]),
+                addresses=(border - before, border),
             )
-
-
-def _part(path: Path, extent: Extent, low: int, high: int, *, joined: bool = False) -> Segment:
-    offset = extent.host_offset + low - extent.guest_offset
-    return Segment(file=path, offset=offset, length=high - low, joined=joined)
-
-
-def _outside(extent: Extent, hidden: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the parts of ``extent`` that no range of ``hidden`` (sorted) covers."""
-    low, end = extent.guest_offset, extent.guest_offset + extent.length
-    first = max(0, bisect.bisect_right(hidden, (low, end)) - 1)
-    for start, stop in hidden[first:]:
-        if start >= end:
-            break
-        if start > low:
-            yield low, start
-        low = max(low, stop)
-    if low < end:
-        yield low, end
-
-
-def _union(
-    one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted([*one, *other]):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return merged
 
 
 def _pread(path: Path, offset: int, length: int) -> bytes:

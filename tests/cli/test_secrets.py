@@ -1,10 +1,17 @@
 """Secrets in real guests: there during their step, and nowhere afterwards."""
 
+import dataclasses
+import io
 import json
 import secrets as randomness
+import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import zstandard
+
+from smolbuild.residue.forms import forms_of
 
 SMOLFILE = """\
 image = "./rootfs/"
@@ -17,6 +24,7 @@ name = "test/secrets"
 
 [smolbuild.secrets]
 TOKEN = {{ from_command = ["cat", "token"] }}
+DELETED = {{ from_file = "deleted" }}
 {rest}
 """
 CLEAN = """
@@ -45,26 +53,140 @@ ready = { file = "/run/ready" }
 """
 
 
-@pytest.fixture
-def token() -> str:
-    return "tok-" + randomness.token_urlsafe(24)
+LEAKS = """
+[[smolbuild.step]]
+name = "leaks"
+secrets = ["TOKEN", "DELETED", "OTHER", "HELD"]
+run = '''
+set -e
+mkdir -p /root
+echo "curl -u me:$OTHER http://host.example.com" >> /root/.ash_history
+printf "user:%s" "$TOKEN" | base64 > /etc/app.conf
+printf %s "$DELETED" > /root/key; sync; rm /root/key; sync
+mkdir -p /run/app; printf %s "$HELD" > /run/app/key
+'''
+
+[[smolbuild.step]]
+name = "later"
+run = "echo later > /later"
+
+[[smolbuild.service]]
+name = "daemon"
+run = "read -r KEPT < /run/app/key; rm /run/app/key; touch /run/ready; while :; do sleep 1000; done"
+ready = { file = "/run/ready" }
+"""
+SCRUBBED = (
+    LEAKS.replace(', "HELD"', "").replace('printf %s "$HELD"', "printf x")
+    + """
+[smolbuild.scrub]
+run = ["rm -f /root/.ash_history /etc/app.conf", "echo scrubbed $DELETED_FILE"]
+"""
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Project:
+    path: Path
+    values: dict[str, str]
+
+    def write(self, rest: str) -> None:
+        (self.path / "Smolfile").write_text(SMOLFILE.format(rest=rest))
 
 
 @pytest.fixture
-def secret_project(own_project: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (own_project / "token").write_text(token + "\n")
-    monkeypatch.setenv("OTHER", "other-" + token[::-1])
-    return own_project
+def secret_project(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    names = ("TOKEN", "OTHER", "DELETED", "HELD")
+    values = {name: f"tok-{randomness.token_urlsafe(24)}" for name in names}
+    (own_project / "token").write_text(values["TOKEN"] + "\n")
+    (own_project / "deleted").write_text(values["DELETED"] + "\n")
+    monkeypatch.setenv("OTHER", values["OTHER"])
+    monkeypatch.setenv("HELD", values["HELD"])
+    return Project(own_project, values)
 
 
-def write(project: Path, rest: str) -> None:
-    (project / "Smolfile").write_text(SMOLFILE.format(rest=rest))
+def forms(values: Iterable[str]) -> list[bytes]:
+    return [form.data for value in values for form in forms_of(value.encode())]
 
 
-def test_a_step_that_leaves_nothing_passes_and_nothing_tells(fresh, secret_project, token):
-    write(secret_project, CLEAN)
-    done = fresh("build", "-C", str(secret_project), "--json", "--progress", "json")
+def assert_nothing_tells(home: Path, done, values: Iterable[str], scratch: Path) -> None:
+    """Look with another program than ours into every file, and into what blobs decompress to."""
+    needles = forms(values)
+    for form in needles:
+        assert form not in (done.stdout + done.stderr).encode()
+    plain = scratch / "plain"
+    plain.mkdir()
+    for path in (home / "store").rglob("*"):
+        with path.open("rb") if path.is_file() else io.BytesIO() as blob:
+            if blob.read(4) == b"\x28\xb5\x2f\xfd":
+                blob.seek(0)
+                with (plain / path.name).open("wb") as target:
+                    zstandard.ZstdDecompressor().copy_stream(blob, target)
+    (needle_file := scratch / "needles").write_bytes(
+        b"\n".join(form for form in needles if b"\0" not in form)
+    )
+    grep = ["grep", "-raFlf", needle_file, needle_file, home, plain]
+    told = subprocess.run(grep, capture_output=True, text=True, env={"LC_ALL": "C"}, check=False)
+    assert told.stdout.split() == [str(needle_file)]  # which shows that it would find them
+
+
+def test_a_step_that_leaves_nothing_passes_and_nothing_tells(fresh, secret_project, tmp_path):
+    secret_project.write(CLEAN)
+    done = fresh("build", "-C", str(secret_project.path), "--json", "--progress", "json")
     assert done.status == 0, done.stderr
-    assert token not in done.stdout + done.stderr
     shown = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert any("the token is ***." in json.dumps(event) for event in shown)
+    assert_nothing_tells(fresh.home.root, done, secret_project.values.values(), tmp_path)
+    # What is cached needs no secret any more: neither a step of it nor an unchanged build reads it.
+    (secret_project.path / "token").unlink()
+    secret_project.write(CLEAN.replace("exec sleep 1000000", "exec sleep 2000000"))
+    again = fresh("build", "-C", str(secret_project.path), "--json")
+    assert again.status == 0, again.stderr
+
+
+def test_each_leak_is_found_and_its_place_named(fresh, secret_project, tmp_path):
+    secret_project.write(LEAKS)
+    done = fresh("build", "-C", str(secret_project.path), "--json")
+    assert done.status == 3, done.stderr
+    error = done.document("error")["error"]
+    assert error["code"] == "residue"
+    for line in (
+        "the secret OTHER, raw: file /root/.ash_history, written by leaks",
+        "the secret TOKEN, base64: file /etc/app.conf, written by leaks",
+        "the secret DELETED, raw: free block, written by leaks",
+        "the secret HELD, raw: memory",
+    ):
+        assert line in error["details"]
+    assert "the secret HELD, raw: f" not in error["details"]
+    for word in ("[smolbuild.scrub]", "restart the service", "remove the file"):
+        assert word in error["hint"]
+    assert "step leaks left a secret on the disk" in done.stderr
+    assert_nothing_tells(fresh.home.root, done, secret_project.values.values(), tmp_path)
+
+
+def test_what_is_scrubbed_passes(fresh, secret_project, tmp_path):
+    secret_project.write(SCRUBBED)
+    done = fresh("build", "-C", str(secret_project.path), "-t", "clean", "--json")
+    assert done.status == 0, done.stderr
+    assert_nothing_tells(fresh.home.root, done, secret_project.values.values(), tmp_path)
+    assert fresh("run", "clean", "--", "cat", "/later").stdout == "later\n"
+
+
+def test_a_step_that_fails_or_is_killed_keeps_no_secret(fresh, secret_project, tmp_path):
+    secret_project.write(
+        CLEAN.replace("echo done", 'echo "$OTHER" >&2; sleep 100').replace(
+            'user = "web"', 'user = "web"\ntimeout = "2s"'
+        )
+    )
+    done = fresh("build", "-C", str(secret_project.path), "--json")
+    assert done.status == 1
+    assert done.document("error")["error"]["code"] == "step-timeout"
+    assert "***" in done.document("error")["error"]["details"]
+    assert_nothing_tells(fresh.home.root, done, secret_project.values.values(), tmp_path)
+
+
+def test_a_missing_secret_is_named(fresh, secret_project, monkeypatch):
+    monkeypatch.delenv("OTHER")
+    secret_project.write(CLEAN)
+    done = fresh("build", "-C", str(secret_project.path), "--json")
+    assert done.status == 2
+    assert "the secret OTHER: the variable OTHER is not set" in done.stdout

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from smolbuild.build.pack import encode_agent_cursor, pack_artifact, pack_streams
+from smolbuild.build.pack import encode_agent_cursor, pack_artifact, pack_streams, shipped_deltas
 from smolbuild.core.digest import digest_bytes, digest_file
 from smolbuild.core.events import silent
 from smolbuild.core.process import run
@@ -95,7 +95,7 @@ def packed(tmp_path):
             store,
             base=base,
             base_digest=base_digest,
-            overlays=[("one", first), ("services", second)],
+            deltas=shipped_deltas([("one", first), ("services", second)], only_seen=False),
             checkpoint=checkpoint,
             kernel=kernel,
             initrd=initrd,
