@@ -70,16 +70,25 @@ class ResidueGate:
     def _scanner(self) -> Scanner:
         return Scanner(self._cache)
 
-    def step_is_clean(self, step: Step, overlay: Path) -> bool:
-        """Return whether the delta of ``step`` is free of the secrets that the step was given.
+    def may_be_cached(self, step: Step, overlay: Path, *, memory: Path | None = None) -> bool:
+        """Return whether what ``step`` left is free of every secret that a step was given so far.
+
+        Args:
+            step: which step.
+            overlay: its finished delta.
+            memory: the machine's memory after it, where that is kept, too.
 
         Raises:
             HostError: the search failed.
 
         """
-        values = {secret.name: secret.value for secret in self._secrets.of(step.secrets)}
-        medium = delta_medium(overlay, step.name, list(clusters(overlay)))
-        return not (values and search(self._scanner, [medium], values, shapes=False))
+        values = {secret.name: secret.value for secret in self._secrets.known()}
+        if not values:
+            return True
+        media = [delta_medium(overlay, step.name, list(clusters(overlay)))]
+        if memory is not None:
+            media.append(file_medium(memory, "memory"))
+        return not search(self._scanner, media, values, shapes=False)
 
     def check(
         self, base: Path, base_digest: Digest, deltas: Sequence[Delta], checkpoint: Checkpoint

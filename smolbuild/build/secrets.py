@@ -127,6 +127,10 @@ class Secrets:
         for name in self._sources:
             with contextlib.suppress(UsageError):
                 self.of((name,))
+        return self.known()
+
+    def known(self) -> tuple[Secret, ...]:
+        """Return the secrets that were read so far."""
         return tuple(self._read.values())
 
     @contextlib.contextmanager

@@ -123,9 +123,9 @@ def run_steps(
 
 def _is_clean(residue: ResidueGate, step: Step, overlay: Path, emit: Emit) -> bool:
     """Say so when the step left a secret on the disk: no trace of one is put into the cache."""
-    if not step.secrets or residue.step_is_clean(step, overlay):
+    if residue.may_be_cached(step, overlay):
         return True
-    text = f"step {step.name} left a secret on the disk: neither it nor a later step is cached"
+    text = f"after step {step.name} a secret is on the disk: neither it nor a later step is cached"
     emit(Message(level="warning", text=text))
     return False
 

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import secrets as randomness
 import subprocess
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from smolbuild.residue.forms import forms_of
 
@@ -159,7 +162,7 @@ def test_each_leak_is_found_and_its_place_named(fresh, secret_project, tmp_path)
     assert "the secret HELD, raw: f" not in error["details"]
     for word in ("[smolbuild.scrub]", "restart the service", "remove the file"):
         assert word in error["hint"]
-    assert "step leaks left a secret on the disk" in done.stderr
+    assert "after step leaks a secret is on the disk" in done.stderr
     assert_nothing_tells(fresh.home.root, done, secret_project.values.values(), tmp_path)
 
 
@@ -190,3 +193,42 @@ def test_a_missing_secret_is_named(fresh, secret_project, monkeypatch):
     done = fresh("build", "-C", str(secret_project.path), "--json")
     assert done.status == 2
     assert "the secret OTHER: the variable OTHER is not set" in done.stdout
+
+
+KEYS = """
+[[smolbuild.step]]
+name = "keys"
+copy = [{{ from = "fixtures", to = "/opt/fixtures" }}]
+run = "mkdir -p /var/lib && cat /etc/known.key > /var/lib/copy.key"
+
+[smolbuild.scrub]
+allow = [{allow}]
+"""
+
+
+def private_key() -> bytes:
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def test_a_private_key_is_found_and_may_be_allowed(fresh, own_project):
+    (own_project / "rootfs/etc/known.key").write_bytes(private_key())  # public: it is in the base
+    (own_project / "fixtures").mkdir()
+    (own_project / "fixtures/test.key").write_bytes(private_key())
+    base = 'image = "./rootfs/"\ncpus = 1\nmemory = 128\noverlay = 1\n'
+    smolfile = own_project / "Smolfile"
+    smolfile.write_text(base + KEYS.format(allow=""))
+    done = fresh("build", "-C", str(own_project), "-t", "keys", "--json")
+    assert done.status == 3, done.stderr
+    error = done.document("error")["error"]
+    found = re.findall(r"a private key \((sha256:[0-9a-f]{16})\)", error["details"])
+    assert len(set(found)) == 1
+    assert "file /opt/fixtures/test.key, written by keys" in error["details"]
+    assert f'allow = ["{found[0]}"]' in error["hint"]
+    for allow in (f'"{found[0]}"', '"/opt/fixtures/"'):
+        smolfile.write_text(base + KEYS.format(allow=allow))
+        done = fresh("build", "-C", str(own_project), "-t", "keys", "--json")
+        assert done.status == 0, done.stderr
