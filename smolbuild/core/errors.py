@@ -8,7 +8,8 @@ Every error a user can meet is one of these classes, and nothing else reaches th
     ├── HostError             exit 1   the host lacks a tool, a kernel, space or a permission
     ├── BuildError            exit 1   a step failed, timed out, or an input could not be prepared
     ├── MachineError          exit 1   the virtual machine or its agent misbehaved
-    ├── HealthError           exit 3   a service never became ready, a health check or proof failed
+    ├── HealthError           exit 3   not fit to be published: not ready, unhealthy, not restorable,
+    │                                  or a secret is left in it
     ├── VerificationError     exit 4   a digest, signature, subject or policy check failed
     ├── RegistryError         exit 5   the registry or the network failed; trying again may help
     ├── OutcomeUnknownError   exit 6   an effect may or may not have happened; reconcile first
@@ -117,7 +118,7 @@ class MachineError(SmolbuildError):
 
 
 class HealthError(SmolbuildError):
-    """A readiness probe, a health check or the restore proof failed (exit 3)."""
+    """A readiness probe, health check, residue scan or the restore proof failed (exit 3)."""
 
     default_code = "health"
     exit_status = 3

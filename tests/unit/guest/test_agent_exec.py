@@ -11,6 +11,7 @@ import pytest
 from smolbuild.core.errors import MachineError
 from smolbuild.machine.base import ExecRequest, ExecResult, Freshen
 from smolbuild.machine.channel import AgentChannel
+from smolbuild.machine.wire import Op, text, u32
 
 
 def run(channel: AgentChannel, *argv: str, **options: object) -> tuple[ExecResult, bytes, bytes]:
@@ -226,3 +227,27 @@ def _alive(seconds: str) -> bool:
             if (process / "cmdline").read_bytes() == b"sleep\0" + seconds.encode() + b"\0":
                 return True
     return False
+
+
+def test_secrets_and_zeroing_are_for_guests_only(channel: AgentChannel) -> None:
+    """Well-formed requests are understood; a program of the host must not mount or zero anything."""
+    for ask in (
+        lambda: channel.give_secrets({"TOKEN": b"value \0 with a NUL", "_2": b""}, "root"),
+        channel.take_secrets,
+        lambda: channel.zero_free([(0, 4096), (8192, 4096)]),
+    ):
+        with pytest.raises(MachineError) as raised:
+            ask()
+        assert raised.value.code == "agent-not-a-guest"
+
+
+def test_a_secret_cannot_be_a_path(channel: AgentChannel) -> None:
+    for name in ("../x", "a/b", "", "1", ".", "a" * 200):
+        with pytest.raises(MachineError) as raised:
+            channel._connection.call(
+                "secrets",
+                Op.SECRETS,
+                u32(1000) + b"\1" + text("root") + u32(1) + text(name) + u32(1) + b"v",
+                10,
+            )
+        assert raised.value.code == "agent-bad-request"
