@@ -8,7 +8,7 @@ Every error a user can meet is one of these classes, and nothing else reaches th
     ├── HostError             exit 1   the host lacks a tool, a kernel, space or a permission
     ├── BuildError            exit 1   a step failed, timed out, or an input could not be prepared
     ├── MachineError          exit 1   the virtual machine or its agent misbehaved
-    ├── HealthError           exit 3   not fit to be published: not ready, unhealthy, not restorable,
+    ├── HealthError           exit 3   unfit to be published: never ready, unhealthy, no restore,
     │                                  or a secret is left in it
     ├── VerificationError     exit 4   a digest, signature, subject or policy check failed
     ├── RegistryError         exit 5   the registry or the network failed; trying again may help

@@ -230,7 +230,7 @@ def _alive(seconds: str) -> bool:
 
 
 def test_secrets_and_zeroing_are_for_guests_only(channel: AgentChannel) -> None:
-    """Well-formed requests are understood; a program of the host must not mount or zero anything."""
+    """They are understood; a program of the host must not mount or zero anything."""
     for ask in (
         lambda: channel.give_secrets({"TOKEN": b"value \0 with a NUL", "_2": b""}, "root"),
         channel.take_secrets,
