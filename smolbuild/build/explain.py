@@ -14,7 +14,7 @@ from smolbuild.model.key import KeyInputs
 from smolbuild.model.keytree import Change, KeyTree, tree_from_json
 from smolbuild.model.lock import Lock
 
-__all__ = ["affected_steps", "changes_json", "changes_since", "side_of"]
+__all__ = ["affected_steps", "changes_json", "changes_since", "side_of", "steps_to_run"]
 
 
 def side_of(config: ArtifactConfig) -> Side:
@@ -63,18 +63,25 @@ def changes_since(
     return explain(side_of(config), now, lines=lines)
 
 
-def affected_steps(change: Change, steps: Sequence[PlannedStep]) -> tuple[str, ...]:
-    """Return the names of the steps that run again because of ``change``."""
+def affected_steps(change: Change, again: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the steps that run again because of ``change``.
+
+    ``again`` has a place for each step: its name, or nothing when it is cached.
+    """
     if change.first is None:
         return ()
-    later = steps[max(change.first, 1) - 1 :]
-    return tuple(step.name for step in later if not step.cached)
+    return tuple(name for name in again[max(change.first, 1) - 1 :] if name)
+
+
+def steps_to_run(steps: Sequence[PlannedStep]) -> tuple[str, ...]:
+    """Return the argument ``again`` of ``affected_steps`` for a plan's steps."""
+    return tuple("" if step.cached else step.name for step in steps)
 
 
 def changes_json(
-    changes: Sequence[Change] | None, steps: Sequence[PlannedStep]
+    changes: Sequence[Change] | None, again: Sequence[str]
 ) -> list[dict[str, object]] | None:
-    """Return the JSON of changes, in ``plan`` and ``build``; None when there is no other build."""
+    """Return the JSON of changes, in any command; None when there is no other build."""
     if changes is None:
         return None
     return [
@@ -85,7 +92,7 @@ def changes_json(
             "new": change.new,
             "text": change.text,
             "details": list(change.details),
-            "steps": list(affected_steps(change, steps)),
+            "steps": list(affected_steps(change, again)),
         }
         for change in changes
     ]

@@ -3,7 +3,7 @@
 import click
 
 from smolbuild.build.cache import StepCache
-from smolbuild.build.explain import affected_steps, changes_json
+from smolbuild.build.explain import affected_steps, changes_json, steps_to_run
 from smolbuild.build.plan import Plan
 from smolbuild.build.planned import PlannedStep, planned_steps
 from smolbuild.core.events import Emit, Message
@@ -58,7 +58,7 @@ def why_json(plan: Plan, cache: StepCache, reason: str) -> dict[str, object]:
     return {
         "reason": reason,
         "against": plan.compared,
-        "changes": changes_json(plan.changes, planned_steps(plan, cache)),
+        "changes": changes_json(plan.changes, steps_to_run(planned_steps(plan, cache))),
     }
 
 
@@ -75,7 +75,7 @@ def _reason(plan: Plan, *, no_cache: bool) -> str:
 
 
 def _again(change: Change, plan: Plan, steps: tuple[PlannedStep, ...]) -> str:
-    names = affected_steps(change, steps)
+    names = affected_steps(change, steps_to_run(steps))
     if names:
         every = len(names) == len(steps) and len(steps) > 3
         return f"runs again: {'every step' if every else ', '.join(names)}"

@@ -38,6 +38,7 @@ _COMMANDS = {
     "ls": ("smolbuild.cli.artifacts", "List the artifacts of the local store."),
     "inspect": ("smolbuild.cli.artifacts", "Show what an artifact is made of."),
     "export": ("smolbuild.cli.export", "Write an artifact as an image, a directory or a disk."),
+    "diff": ("smolbuild.cli.diff", "Show how one artifact differs from another."),
     "rm": ("smolbuild.cli.artifacts", "Remove artifacts from the local store."),
     "key": ("smolbuild.cli.keys", "Generate and show signing keys."),
     "doctor": ("smolbuild.cli.doctor", "Say what this host offers and what it lacks."),

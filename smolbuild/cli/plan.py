@@ -186,9 +186,9 @@ def plan_json(
 def _changes_json(made: Plan, steps: tuple[PlannedStep, ...]) -> list[dict[str, object]] | None:
     if not made.changes:
         return None if made.changes is None else []
-    from smolbuild.build.explain import changes_json
+    from smolbuild.build.explain import changes_json, steps_to_run
 
-    return changes_json(made.changes, steps)
+    return changes_json(made.changes, steps_to_run(steps))
 
 
 def _lock_json(value: Lock) -> dict[str, object]:

@@ -157,6 +157,22 @@ class Ext4:
         """Return the content of a regular file by reference; it knows where the holes are."""
         return self._content(self._inode(node.ino))
 
+    def stands_on_disk(self, content: Content) -> bool:
+        """Return whether each segment of ``content`` names its place on the disk itself.
+
+        Small contents may stand in an inode, and the newest of others in the journal.
+        """
+        if content.backing is not self._overlay:
+            return not content.segments
+        size, copies = self._volume.head.block_size, self._overlay.copies
+        return not copies or not any(
+            block in copies
+            for segment in content.segments
+            for block in range(
+                segment.offset // size, (segment.offset + segment.length - 1) // size + 1
+            )
+        )
+
     def owners_of(self, offsets: Iterable[int]) -> Mapping[int, Place]:
         """Return whose each byte of the disk is. The first call looks at every file."""
         if self._owners is None:

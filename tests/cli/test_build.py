@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -84,20 +85,58 @@ def test_plan_compares_with_any_local_artifact(smolbuild, project, built, own_pr
     assert missing.status == 2
 
 
-def test_a_changed_late_input_runs_only_the_late_step(smolbuild, project, built, own_project):
-    (own_project / "Smolfile.lock").write_bytes((project / "Smolfile.lock").read_bytes())
-    (own_project / "two.txt").write_text("other\n")
+@pytest.fixture(scope="module")
+def other(smolbuild, project, built, tmp_path_factory):
+    """Give how a build of the project went in which a late file and a service are otherwise."""
+    directory = tmp_path_factory.mktemp("other") / "project"
+    shutil.copytree(project, directory, symlinks=True)
+    (directory / "two.txt").write_text("other\n")
+    smolfile = (directory / "Smolfile").read_text()
+    (directory / "Smolfile").write_text(smolfile.replace("httpd -f -p", "httpd -f -v -p"))
     done = smolbuild(
-        "build", "-C", str(own_project), "-t", "tiny:other", "--json", "--progress", "json"
+        "build", "-C", str(directory), "-t", "tiny:other", "--json", "--progress", "json"
     )
     assert done.status == 0, done.stderr
-    why = done.document("build")["why"]
-    assert [change["steps"] for change in why["changes"]] == [["two"]]
-    events = [json.loads(line) for line in done.stderr.splitlines()]
+    return done
+
+
+def test_a_changed_late_input_runs_only_the_late_step(smolbuild, other):
+    why = other.document("build")["why"]
+    assert {change["leaf"]: change["steps"] for change in why["changes"]} == {
+        "service web": [],
+        "file two.txt": ["two"],
+    }
+    events = [json.loads(line) for line in other.stderr.splitlines()]
     steps = {e["name"]: e["cached"] for e in events if e["event"] == "StepStarted"}
     assert steps == {"one": True, "two": False}
+    assert any("two.txt: content" in e.get("text", "") for e in events)
     out = smolbuild("run", "tiny:other", "--", "cat", "/one", "/two")
     assert (out.status, out.stdout) == (0, "one\nother\n"), out.stderr
+
+
+def test_diff_says_what_two_artifacts_differ_in(smolbuild, built, other):
+    before = smolbuild.starts()
+    done = smolbuild("diff", "tiny:v1", "tiny:other", "--files", "--json")
+    assert done.status == 0, done.stderr
+    value = done.document("diff")
+    assert [change["leaf"] for change in value["inputs"]] == ["service web", "file two.txt"]
+    changes = {change["path"]: change for change in value["files"]["changes"]}
+    assert changes["/two"]["what"] == ["content (4 -> 6 bytes)"]
+    assert changes["/srv/two.txt"]["kind"] == "changed"
+    assert "/one" not in changes
+    assert "/bin/busybox" not in changes
+    assert [process["argv"][2] for process in value["processes"]["old"]] == ["-p"]
+    assert [process["argv"][2] for process in value["processes"]["new"]] == ["-v"]
+    assert value["ports"] == {"old": [], "new": []}
+    assert len(value["new"]["ready_ms"]) == 2
+    assert 0 < value["sharedBytes"] < value["new"]["sizes"]["packed"]
+    text = smolbuild("diff", "tiny:v1", built["digest"]).stdout
+    assert text == "nothing differs\n"
+    text = smolbuild("diff", "tiny:other", "tiny:v1").stdout
+    for line in ("two.txt: content", "~ /two: content (6 -> 4 bytes)", "time to ready"):
+        assert line in text, text
+    assert smolbuild.starts() == before
+    assert smolbuild("diff", "tiny:v1", "nothing:here").status == 2
 
 
 def test_run_passes_output_and_status_through(smolbuild, built):

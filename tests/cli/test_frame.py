@@ -23,6 +23,7 @@ COMMANDS = (
     "verify",
     "ls",
     "inspect",
+    "diff",
     "rm",
     "key",
 )
