@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from smolbuild.build.disk_diff import FileChange, compare_files, differing_ranges
 from smolbuild.build.explain import side_of
+from smolbuild.build.line_notes import line_words, read_notes
+from smolbuild.core.digest import Digest
 from smolbuild.core.errors import VerificationError
 from smolbuild.core.events import Emit
 from smolbuild.core.home import Home
@@ -83,7 +85,7 @@ def compare_artifacts(
     results = old.config.results, new.config.results
     layers = {layer.digest: layer.size for layer in old.manifest.layers}
     return Comparison(
-        inputs=explain(side_of(old.config), side_of(new.config)),
+        inputs=_inputs(home, old, new),
         packages={
             manager: changes
             for manager in dict.fromkeys([*had, *has])
@@ -99,6 +101,16 @@ def compare_artifacts(
         ),
         ready_ms=(ready_times(store, old), ready_times(store, new)),
     )
+
+
+def _inputs(home: Home, old: Artifact, new: Artifact) -> tuple[Change, ...]:
+    had, has = (read_notes(home.cache, each.config.key) for each in (old, new))
+
+    def lines(path: str, was: Digest, now: Digest) -> str:
+        del path  # contents are noted by digest
+        return line_words(had.get(was), has.get(now))
+
+    return explain(side_of(old.config), side_of(new.config), lines=lines)
 
 
 def ready_times(store: Store, artifact: Artifact) -> tuple[int, ...]:

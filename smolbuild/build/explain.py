@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from smolbuild import __version__
 from smolbuild.build.base_info import base_info, kernel_version
 from smolbuild.build.context import BuildContext
-from smolbuild.build.line_notes import line_words, read_notes
+from smolbuild.build.line_notes import line_words, lines_now, read_notes
 from smolbuild.build.planned import PlannedStep
 from smolbuild.core.digest import Digest
 from smolbuild.model.artifact import ArtifactConfig
@@ -51,8 +51,8 @@ def changes_since(
     notes = read_notes(context.home.cache, config.key)
 
     def lines(path: str, old: Digest, new: Digest) -> str:
-        del new  # what `files` holds
-        return line_words(notes.get(old), inputs.files, path)
+        del new  # what the file of now has
+        return line_words(notes.get(old), lines_now(inputs.files, path)) if old in notes else ""
 
     now = Side(
         tree=tree,

@@ -17,7 +17,7 @@ from smolbuild.core.files import private_directory, write_atomic
 from smolbuild.core.text import counted
 from smolbuild.model.declared import DeclaredFiles, FileEntry
 
-__all__ = ["line_words", "note_lines", "read_notes"]
+__all__ = ["line_words", "lines_now", "note_lines", "read_notes"]
 
 _MAX_BYTES = 256 * 1024
 _MAX_FILES = 2000
@@ -67,13 +67,17 @@ def read_notes(cache: Path, key: Digest) -> dict[Digest, list[bytes]]:
         return {}
 
 
-def line_words(old: Sequence[bytes] | None, files: DeclaredFiles, path: str) -> str:
-    """Return ``line 4 changed`` for the file ``path`` as it is now, or nothing when not known."""
+def lines_now(files: DeclaredFiles, path: str) -> list[bytes] | None:
+    """Return the line hashes of the file ``path`` as it is now; None: it is no small text file."""
     entry = next((each for each in files.entries() if each.path == path), None)
-    new = _hashes(files.context, entry) if entry is not None and old is not None else None
+    return None if entry is None else _hashes(files.context, entry)
+
+
+def line_words(old: Sequence[bytes] | None, new: Sequence[bytes] | None) -> str:
+    """Return ``line 4 changed`` for the line hashes of two contents; nothing when not known."""
     if old is None or new is None:
         return ""
-    places = [_place(*each) for each in _differences(list(old), new)]
+    places = [_place(*each) for each in _differences(list(old), list(new))]
     more = len(places) - _PLACES
     if more > 0:
         places[_PLACES:] = [f"{more} more"]

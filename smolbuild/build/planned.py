@@ -44,12 +44,13 @@ def _why(plan: Plan, link: int, first: int) -> str:
     """Say why the step at ``link`` runs; ``first`` is the lowest link that is not cached."""
     if plan.changes is None:
         return "not built before"
-    said = [change.text for change in plan.changes if change.first == link]
+    reaching = [c for c in plan.changes if c.first is not None and c.first <= link]
     lowest = max(first, 1)
-    if not said and link > lowest:
-        return f"step {plan.smolfile.steps[lowest - 1].name} runs before it"
-    if not said:
-        said = [c.text for c in plan.changes if c.first is not None and c.first < link]
+    if link == lowest:
+        said = [change.text for change in reaching]
+    else:
+        said = [change.text for change in reaching if change.first == link]
+        said = said or [f"step {plan.smolfile.steps[lowest - 1].name} runs before it"]
     if len(said) > _REASONS:
         said[_REASONS:] = [f"{len(said) - _REASONS} more"]
     return "; ".join(said) or "its cached disk is gone"

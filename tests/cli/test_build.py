@@ -120,6 +120,7 @@ def test_diff_says_what_two_artifacts_differ_in(smolbuild, built, other):
     assert done.status == 0, done.stderr
     value = done.document("diff")
     assert [change["leaf"] for change in value["inputs"]] == ["service web", "file two.txt"]
+    assert value["inputs"][1]["text"].endswith("(line 1 changed)")
     changes = {change["path"]: change for change in value["files"]["changes"]}
     assert changes["/two"]["what"] == ["content (4 -> 6 bytes)"]
     assert changes["/srv/two.txt"]["kind"] == "changed"

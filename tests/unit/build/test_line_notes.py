@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from smolbuild.build import line_notes
 from smolbuild.build.files import collect_files
-from smolbuild.build.line_notes import line_words, note_lines, read_notes
+from smolbuild.build.line_notes import line_words, lines_now, note_lines, read_notes
 from smolbuild.core.digest import Digest, digest_bytes
 from smolbuild.model.declared import DeclaredFiles
 from smolbuild.model.smolfile import Copy, Smolfile
@@ -32,7 +32,8 @@ def words(tmp_path: Path, old: str | bytes, new: str | bytes) -> str:
     (tree / "f").write_bytes(before)
     note_lines(cache, KEY, declared(tree, "f"))
     (tree / "f").write_bytes(after)
-    return line_words(read_notes(cache, KEY).get(digest_bytes(before)), declared(tree, "f"), "f")
+    was = read_notes(cache, KEY).get(digest_bytes(before))
+    return line_words(was, lines_now(declared(tree, "f"), "f"))
 
 
 @pytest.mark.parametrize(
@@ -103,4 +104,4 @@ def test_damaged_notes_are_none(tmp_path: Path, damage: bytes) -> None:
 def test_no_notes_are_none(tmp_path: Path) -> None:
     assert read_notes(tmp_path, KEY) == {}
     (tmp_path / "f").write_text(TEXT)
-    assert line_words(None, declared(tmp_path, "f"), "f") == ""
+    assert line_words(None, lines_now(declared(tmp_path, "f"), "f")) == ""
