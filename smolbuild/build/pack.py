@@ -2,10 +2,11 @@
 
 import base64
 import bisect
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ from smolbuild.store.layout import Store
 from smolbuild.store.qcow2 import Extent, clusters
 from smolbuild.store.shadow import without_shadowed
 
-__all__ = ["Delta", "Streams", "pack_artifact", "pack_streams", "shipped_deltas"]
+__all__ = ["Delta", "Overlay", "Streams", "pack_artifact", "pack_streams", "shipped_deltas"]
 
 DISK_CHUNK = 4 * 1024 * 1024
 MEMORY_CHUNK = 16 * 1024 * 1024
@@ -66,6 +67,16 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """A step's finished overlay (qcow2)."""
+
+    step: str
+    path: Path
+    note: Path | None = None
+    """Where its packed form is remembered; None: it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What of a step's overlay goes into the artifact."""
 
@@ -73,26 +84,33 @@ class Delta:
     overlay: Path
     """A finished qcow2 file."""
     extents: tuple[Extent, ...]
+    note: Path | None = None
+    """Where the packed form is remembered; None: nowhere, or not the whole overlay ships."""
 
 
-def shipped_deltas(overlays: Sequence[tuple[str, Path]], *, only_seen: bool) -> tuple[Delta, ...]:
-    """Return what of ``(step name, qcow2 path)`` overlays, lowest first, is shipped.
+def shipped_deltas(overlays: Sequence[Overlay], *, only_seen: bool) -> tuple[Delta, ...]:
+    """Return what of the overlays, lowest first, is shipped.
 
     With ``only_seen`` what a later overlay replaces is left out: nobody can read it any more, so
     what was deleted is gone. Without, a delta does not depend on later steps, and two versions
     share more of them.
     """
-    held = [tuple(clusters(path)) for _, path in overlays]
+    held = [tuple(clusters(overlay.path)) for overlay in overlays]
     shown = without_shadowed(held) if only_seen else held
     return tuple(
-        Delta(step=name, overlay=path, extents=extents)
-        for (name, path), extents in zip(overlays, shown, strict=True)
+        Delta(
+            step=overlay.step,
+            overlay=overlay.path,
+            extents=extents,
+            note=None if only_seen else overlay.note,
+        )
+        for overlay, extents in zip(overlays, shown, strict=True)
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PackedBase:
-    """What is remembered of a packed base disk, so that it is compressed only once."""
+class _Packed:
+    """What is remembered of a packed base disk or delta, so that it is compressed only once."""
 
     stream: Stream
     layers: tuple[Descriptor, ...]
@@ -199,27 +217,36 @@ def _pack_base(
     store: Store, layers: LayerSet, base: Path, digest: Digest, cache: Path, emit: Emit
 ) -> Stream:
     note = private_directory(cache / "streams") / f"{hex_of(digest)}.json"
-    remembered = _remembered_base(store, note)
-    if remembered is not None:
-        places = [layers.place(layer) for layer in remembered.layers]
-        chunks = tuple(
-            chunk if chunk.layer is None else dataclasses.replace(chunk, layer=places[chunk.layer])
-            for chunk in remembered.stream.chunks
-        )
-        return dataclasses.replace(remembered.stream, chunks=chunks)
-    own = LayerSet()
-    stream = _pack_file(store, own, base, DISK_CHUNK, DISK_CHUNK_TYPE, emit)
-    packed = _PackedBase(stream=stream, layers=tuple(own.descriptors))
-    write_atomic(note, encode_json(encode(packed)))
-    for layer in own.descriptors:
-        layers.place(layer)  # the base comes first: places stay what they are
-    return stream
+    return _pack_once(
+        store,
+        layers,
+        note,
+        lambda own: _pack_file(store, own, base, DISK_CHUNK, DISK_CHUNK_TYPE, emit),
+    )
 
 
-def _remembered_base(store: Store, note: Path) -> _PackedBase | None:
+def _pack_once(
+    store: Store, layers: LayerSet, note: Path, pack: Callable[[LayerSet], Stream]
+) -> Stream:
+    """Return the packed stream that ``note`` remembers, or pack it and remember it there."""
+    packed = _remembered(store, note)
+    if packed is None:
+        own = LayerSet()
+        packed = _Packed(stream=pack(own), layers=tuple(own.descriptors))
+        with contextlib.suppress(FileNotFoundError):  # the entry it belongs to was evicted
+            write_atomic(note, encode_json(encode(packed)))
+    places = [layers.place(layer) for layer in packed.layers]
+    chunks = tuple(
+        chunk if chunk.layer is None else dataclasses.replace(chunk, layer=places[chunk.layer])
+        for chunk in packed.stream.chunks
+    )
+    return dataclasses.replace(packed.stream, chunks=chunks)
+
+
+def _remembered(store: Store, note: Path) -> _Packed | None:
     try:
         value = parse_json_object(note.read_bytes(), str(note), limit=1 << 26)
-        packed = decode(_PackedBase, value, str(note))
+        packed = decode(_Packed, value, str(note))
     except (FileNotFoundError, VerificationError):
         return None
     if all(store.has(layer.digest, layer.size) for layer in packed.layers):
@@ -257,7 +284,22 @@ def _pack_file(
 
 
 def _pack_delta(store: Store, layers: LayerSet, delta: Delta) -> DiskDelta:
-    extents, overlay = delta.extents, delta.overlay
+    def pack(own: LayerSet) -> Stream:
+        return _pack_extents(store, own, delta.overlay, delta.extents)
+
+    packed = pack(layers) if delta.note is None else _pack_once(store, layers, delta.note, pack)
+    return DiskDelta(
+        step=delta.step,
+        block_size=DELTA_BLOCK,
+        blocks=_runs(delta.extents, "data"),
+        zeros=_runs(delta.extents, "zero"),
+        data=packed,
+    )
+
+
+def _pack_extents(
+    store: Store, layers: LayerSet, overlay: Path, extents: Sequence[Extent]
+) -> Stream:
     data = [extent for extent in extents if extent.kind == "data"]
     starts, position = [], 0
     for extent in data:
@@ -283,7 +325,7 @@ def _pack_delta(store: Store, layers: LayerSet, delta: Delta) -> DiskDelta:
         return b"".join(parts)
 
     try:
-        stream = pack_stream(
+        return pack_stream(
             store,
             layers,
             size=position,
@@ -294,13 +336,6 @@ def _pack_delta(store: Store, layers: LayerSet, delta: Delta) -> DiskDelta:
         )
     finally:
         os.close(descriptor)
-    return DiskDelta(
-        step=delta.step,
-        block_size=DELTA_BLOCK,
-        blocks=_runs(extents, "data"),
-        zeros=_runs(extents, "zero"),
-        data=stream,
-    )
 
 
 def _runs(extents: Sequence[Extent], kind: str) -> tuple[tuple[int, int], ...]:

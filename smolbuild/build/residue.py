@@ -13,7 +13,7 @@ from smolbuild.core.digest import Digest, digest_bytes, hex_of
 from smolbuild.core.errors import HealthError, SmolbuildError
 from smolbuild.core.files import private_directory, write_atomic
 from smolbuild.machine.base import Checkpoint
-from smolbuild.model.smolfile import Smolfile, Step
+from smolbuild.model.smolfile import Smolfile
 from smolbuild.residue import shapes
 from smolbuild.residue.forms import MIN_SECRET, forms_of
 from smolbuild.residue.media import (
@@ -70,13 +70,19 @@ class ResidueGate:
     def _scanner(self) -> Scanner:
         return Scanner(self._cache)
 
-    def may_be_cached(self, step: Step, overlay: Path, *, memory: Path | None = None) -> bool:
-        """Return whether what ``step`` left is free of every secret that a step was given so far.
+    def is_clean(
+        self,
+        *,
+        overlay: Path | None = None,
+        memory: Path | None = None,
+        state: Path | None = None,
+    ) -> bool:
+        """Return whether what is given is free of every secret that a step was given so far.
 
         Args:
-            step: which step.
-            overlay: its finished delta.
-            memory: the machine's memory after it, where that is kept, too.
+            overlay: a step's finished delta.
+            memory: the machine's memory after it.
+            state: its device state.
 
         Raises:
             HostError: the search failed.
@@ -85,9 +91,13 @@ class ResidueGate:
         values = {secret.name: secret.value for secret in self._secrets.known()}
         if not values:
             return True
-        media = [delta_medium(overlay, step.name, list(clusters(overlay)))]
+        media = []
+        if overlay is not None:
+            media.append(delta_medium(overlay, "", list(clusters(overlay))))
         if memory is not None:
             media.append(file_medium(memory, "memory"))
+        if state is not None:
+            media.append(file_medium(state, "device state"))
         return not search(self._scanner, media, values, shapes=False)
 
     def check(

@@ -5,19 +5,16 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from smolbuild.build.authorities import Authority
-from smolbuild.build.cache import StepCache
+from smolbuild.build.keep import StepRun
 from smolbuild.build.owners import guest_owners
-from smolbuild.build.residue import ResidueGate
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.tarstream import tar_stream
 from smolbuild.build.trust_store import install_authorities
 from smolbuild.build.undeclared import heed_denied
-from smolbuild.core.digest import Digest
 from smolbuild.core.errors import BuildError, MachineError
 from smolbuild.core.events import Emit, Message, Output, StepFinished, StepStarted, Transfer
 from smolbuild.machine.base import ExecRequest, Machine
@@ -28,7 +25,7 @@ from smolbuild.model.egress import EgressRecord
 from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Copy, Network, Smolfile, Step
 
-__all__ = ["COPY_STEP", "StepRun", "run_steps"]
+__all__ = ["COPY_STEP", "Keep", "run_steps"]
 
 COPY_STEP = "copy"
 """Name of the delta that holds the top-level copies."""
@@ -48,15 +45,8 @@ _WANTS_NETWORK = re.compile(
 """How resolvers, curl, apt and busybox say that there is no network."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRun:
-    """A link of the chain, run now or earlier: its name and what it left."""
-
-    name: str
-    overlay: Path
-    """Its delta; of one that was run now, as long as the machine lives."""
-    egress: tuple[EgressRecord, ...] = ()
-    """What it asked of the network."""
+Keep = Callable[[Machine, int, str, tuple[EgressRecord, ...]], StepRun]
+"""Keeps what the link of that number and name left, with what it asked of the network."""
 
 
 def _nobody(step: Step) -> contextlib.AbstractContextManager[None]:
@@ -69,32 +59,28 @@ def run_steps(
     smolfile: Smolfile,
     run: RunConfig,
     files: DeclaredFiles,
-    chain: tuple[Digest, ...],
     *,
     first: int,
-    below: str,
-    cache: StepCache,
+    keep: Keep,
     secrets: Secrets,
-    residue: ResidueGate,
     emit: Emit,
     offer: Callable[[Step], contextlib.AbstractContextManager[None]] = _nobody,
     authorities: tuple[Authority, ...] = (),
 ) -> tuple[StepRun, ...]:
-    """Apply the links ``first`` … of the chain (0: copies, n: n-th step), keeping each delta.
+    """Apply the links ``first`` … of the chain (0: copies, n: n-th step), and ``keep`` each.
 
-    ``below`` is the cache's token of the disk that the machine was booted from; a step runs inside
-    ``offer`` of it, which learns of its failure while the machine is as the step left it.
+    A step runs inside ``offer`` of it, which learns of its failure while the machine is as the step
+    left it.
 
     Raises:
-        BuildError: a step failed or timed out; its name, status and last 50 lines. The deltas of
-            the steps before it are kept.
+        BuildError: a step failed or timed out; its name, status and last 50 lines. The steps before
+            it are kept.
         MachineError: the machine died.
 
     """
     done = []
-    on: str | None = below
     total = len(smolfile.steps)
-    for link in range(first, len(chain)):
+    for link in range(first, total + 1):
         started = time.monotonic()
         egress: tuple[EgressRecord, ...] = ()
         if link == 0:
@@ -109,25 +95,11 @@ def run_steps(
             with offer(step), secrets.given(machine, step):
                 egress = _run_step(machine, smolfile, step, run, secrets, emit)
             heed_denied(name, egress, smolfile.policy, emit)
-        overlay = machine.snapshot_disk()
-        if link and on is not None and not _is_clean(residue, step, overlay, emit):
-            on = None
-        if on is not None:
-            on = cache.keep(chain[link], on, overlay, egress=egress)
+        done.append(keep(machine, link, name, egress))
         seconds = time.monotonic() - started
         if link:
             emit(StepFinished(name=name, seconds=seconds, status=0))
-        done.append(StepRun(name=name, overlay=overlay, egress=egress))
     return tuple(done)
-
-
-def _is_clean(residue: ResidueGate, step: Step, overlay: Path, emit: Emit) -> bool:
-    """Say so when the step left a secret on the disk: no trace of one is put into the cache."""
-    if residue.may_be_cached(step, overlay):
-        return True
-    text = f"after step {step.name} a secret is on the disk: neither it nor a later step is cached"
-    emit(Message(level="warning", text=text))
-    return False
 
 
 def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles, emit: Emit) -> None:

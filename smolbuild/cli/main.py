@@ -40,6 +40,7 @@ _COMMANDS = {
     "export": ("smolbuild.cli.export", "Write an artifact as an image, a directory or a disk."),
     "diff": ("smolbuild.cli.diff", "Show how one artifact differs from another."),
     "rm": ("smolbuild.cli.artifacts", "Remove artifacts from the local store."),
+    "cache": ("smolbuild.cli.cache", "List and prune the step cache."),
     "key": ("smolbuild.cli.keys", "Generate and show signing keys."),
     "doctor": ("smolbuild.cli.doctor", "Say what this host offers and what it lacks."),
 }

@@ -15,7 +15,6 @@ _LATE_FIELDS = frozenset(
         ("contract", "engine"),
         ("contract", "engineVersion"),
         ("contract", "accelerator"),
-        ("machine", "resume"),
         ("run", "entrypoint"),
         ("run", "cmd"),
     )

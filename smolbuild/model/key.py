@@ -57,6 +57,7 @@ EXCLUDED: Mapping[str, str] = {
     "Smolfile.use_dev": "what [dev] changes counts in steps, env, user and workdir",
     "Smolfile.policy": "decides whether to build and what to accept, not what is built",
     "Smolfile.cache": "housekeeping of the host",
+    "Smolfile.resume": "what the step cache keeps; the same build either way",
     "Smolfile.sources": "what they say counts, not their bytes",
     "Smolfile.sibling": "where the text stands does not change what it says",
     "Smolfile.positions": "for messages only",
@@ -171,7 +172,6 @@ def _leaves(inputs: KeyInputs) -> Iterator[tuple[str, Json]]:
             "cpus": smolfile.cpus,
             "memory": smolfile.memory,
             "overlay": smolfile.overlay,
-            "resume": smolfile.resume,
         },
     )
     yield "network", _network(smolfile.network)

@@ -68,7 +68,7 @@ _TABLE: Shape = {
     "use_dev": Key(kind=Kind.FLAG, about="Build with the `[dev]` profile applied.", default=False),
     "resume": Key(
         kind=Kind.TEXT,
-        about="Forks start from the running machine (memory) or from its disk.",
+        about="What the step cache keeps after each step: the whole machine (memory) or its disk.",
         choices=("memory", "disk"),
         default="memory",
     ),
@@ -344,7 +344,11 @@ SMOLBUILD: Mapping[str, Shape] = {
         ),
     },
     "cache": {
-        "max_size": Key(kind=Kind.SIZE, about="Largest size of the cache.", default="20GiB"),
+        "max_size": Key(
+            kind=Kind.SIZE,
+            about="Largest size of the step cache; what was used longest ago goes first.",
+            default="20GiB",
+        ),
         "registry": Key(
             kind=Kind.TEXT,
             about="Repository where a build looks for its artifact before it builds one.",

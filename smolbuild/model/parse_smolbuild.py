@@ -83,10 +83,8 @@ def read_smolbuild(table: Table | None, environment: Mapping[str, str]) -> Ours:
 def _notice_unheeded(table: Table, ours: Ours) -> None:
     """Say of what is asked for and not yet done that it is not done: silence would be a lie."""
     asked = {
-        "resume": ours.resume != "memory",
         "restore.hold": ours.restore.hold,
         "policy.max_ready_ms": ours.policy.max_ready_ms is not None,
-        "cache.max_size": ours.cache.max_size != CachePolicy().max_size,
     }
     for path, is_asked in asked.items():
         inner, _, key = path.rpartition(".")

@@ -308,6 +308,7 @@ class Smolfile:
     name: str | None = None
     use_dev: bool = False
     resume: Literal["memory", "disk"] = "memory"
+    """What the step cache keeps after each step."""
     kernel: str | None = None
     """Path of a kernel image the user gives; None: Debian's cloud kernel."""
     base: Base | Dockerfile | None = None

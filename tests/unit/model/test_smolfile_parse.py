@@ -777,27 +777,22 @@ def test_what_is_asked_for_and_not_done_is_said_loudly() -> None:
         """
         image = "x"
         [smolbuild]
-        resume = "disk"
         [smolbuild.restore]
         hold = true
         [smolbuild.policy]
         max_ready_ms = 100
-        [smolbuild.cache]
-        max_size = "1GiB"
         """
     )
     assert all(notice.loud and notice.line for notice in asked.notices)
     assert {notice.key for notice in asked.notices} == {
-        "smolbuild.resume",
         "smolbuild.restore.hold",
         "smolbuild.policy.max_ready_ms",
-        "smolbuild.cache.max_size",
     }
     usual = parse(
         """
         image = "x"
         [smolbuild]
-        resume = "memory"
+        resume = "disk"
         [smolbuild.restore]
         hold = false
         [smolbuild.policy]
@@ -805,7 +800,7 @@ def test_what_is_asked_for_and_not_done_is_said_loudly() -> None:
         on_base_drift = "rebuild"
         undeclared = "fail"
         [smolbuild.cache]
-        max_size = "20GiB"
+        max_size = "1GiB"
         """
     )
     assert usual.notices == ()
