@@ -8,7 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from smolbuild.build.pack import encode_agent_cursor, pack_artifact, pack_streams, shipped_deltas
+from smolbuild.build.pack import (
+    Overlay,
+    encode_agent_cursor,
+    pack_artifact,
+    pack_streams,
+    shipped_deltas,
+)
 from smolbuild.core.digest import digest_bytes, digest_file
 from smolbuild.core.events import silent
 from smolbuild.core.process import run
@@ -95,7 +101,13 @@ def packed(tmp_path):
             store,
             base=base,
             base_digest=base_digest,
-            deltas=shipped_deltas([("one", first), ("services", second)], only_seen=False),
+            deltas=shipped_deltas(
+                [
+                    Overlay(step="one", path=first, note=tmp_path / "note.json"),
+                    Overlay(step="services", path=second),
+                ],
+                only_seen=False,
+            ),
             checkpoint=checkpoint,
             kernel=kernel,
             initrd=initrd,

@@ -8,7 +8,13 @@ import pytest
 
 from smolbuild.attempt.run import run_forks
 from smolbuild.build.gate import prove_restore
-from smolbuild.build.pack import encode_agent_cursor, pack_artifact, pack_streams, shipped_deltas
+from smolbuild.build.pack import (
+    Overlay,
+    encode_agent_cursor,
+    pack_artifact,
+    pack_streams,
+    shipped_deltas,
+)
 from smolbuild.core.digest import digest_bytes
 from smolbuild.core.errors import HealthError, MachineError
 from smolbuild.core.events import silent
@@ -51,7 +57,9 @@ def world(tmp_path, config_for):
         store,
         base=base,
         base_digest=digest_bytes(b"base"),
-        deltas=shipped_deltas([("services", checkpoint.disk_overlay)], only_seen=False),
+        deltas=shipped_deltas(
+            [Overlay(step="services", path=checkpoint.disk_overlay)], only_seen=False
+        ),
         checkpoint=checkpoint,
         kernel=kernel,
         initrd=initrd,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from smolbuild.core.errors import HostError, VerificationError
 from smolbuild.core.events import silent
 from smolbuild.model.artifact import decode_config, encode_config
+from smolbuild.store import chunks as chunks_module
 from smolbuild.store import materialise as materialise_module
 from smolbuild.store.artifact import load_artifact, open_artifact
 from smolbuild.store.disk import DiskReader
@@ -243,3 +244,21 @@ def test_swapped_layers_are_noticed(packed):
     with pytest.raises(VerificationError):
         materialise(packed.store, swapped, packed.root, emit=silent)
     assert left_in(packed.root) == []
+
+
+def test_a_delta_that_was_packed_is_not_compressed_again(packed, monkeypatch):
+    first = packed.pack("x")
+    compressed = []
+    real = chunks_module._compress
+    monkeypatch.setattr(
+        chunks_module, "_compress", lambda data: compressed.append(len(data)) or real(data)
+    )
+    second = packed.pack("y")
+    one, two = (artifact.config.disk.deltas[0] for artifact in (first, second))
+    assert one == two
+    assert one.data.size not in compressed  # the delta without a note is, and so is the memory
+    assert compressed
+    layer = first.manifest.layers[one.data.chunks[0].layer]
+    packed.store.path(layer.digest).unlink()
+    packed.pack("z")
+    assert packed.store.has(layer.digest, layer.size)
