@@ -198,12 +198,14 @@ def _build(
 @contextlib.contextmanager
 def _step_cache(context: BuildContext, plan: Plan) -> Iterator[StepCache]:
     """Give the step cache; afterwards it is brought back to the size that the Smolfile allows."""
-    with StepCache(context.home.cache) as cache:
-        try:
-            yield cache
-        finally:
-            _settle(cache, context.emit)
-    evict(context.home.cache, max_bytes=plan.smolfile.cache.max_size)
+    try:
+        with StepCache(context.home.cache) as cache:
+            try:
+                yield cache
+            finally:
+                _settle(cache, context.emit)
+    finally:
+        evict(context.home.cache, max_bytes=plan.smolfile.cache.max_size)
 
 
 def _settle(cache: StepCache, emit: Emit) -> None:

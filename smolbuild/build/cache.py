@@ -132,13 +132,14 @@ class StepCache:
 
     def stage(self) -> Path:
         """Return an empty directory for ``keep``, on the file system of the machines' own files."""
-        directory = self._root / f".tmp-{new_token()}"
-        directory.mkdir(mode=0o700)
-        self._staged.add(directory)
-        held = hold(directory)
-        if held is not None:
-            self._held.append(held)
-        return directory
+        while True:
+            directory = self._root / f".tmp-{new_token()}"
+            directory.mkdir(mode=0o700)
+            held = hold(directory)
+            if held is not None:  # else it was taken for what a killed build left
+                self._held.append(held)
+                self._staged.add(directory)
+                return directory
 
     def keep(
         self,

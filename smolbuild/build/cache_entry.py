@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,7 @@ _STATE = "state"
 _PACKED = "packed.json"
 _TOKEN = 16
 _MIB = 1 << 20
+_LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,21 +219,26 @@ def hold(path: Path, *, exclusive: bool = False) -> int | None:
     """Lock a directory against removal (or, exclusively, for it) and return the descriptor.
 
     The lock goes with the descriptor, also after kill -9, and stays with a directory that is
-    renamed. None: it is gone, or somebody else holds it.
+    renamed. None: it is gone, or somebody holds it; whoever only looks holds it for a moment, which
+    a shared lock waits for.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        # Somebody may have removed it between the two calls.
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
-    return None
+    until = time.monotonic() + (0.0 if exclusive else _LOOK_SECONDS)
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            # Somebody may have removed it between the two calls.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except OSError:
+            pass
+        os.close(descriptor)
+        if time.monotonic() >= until:
+            return None
+        time.sleep(0.01)
 
 
 def _mtime(path: Path) -> float:

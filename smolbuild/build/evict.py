@@ -8,6 +8,7 @@ from typing import Literal
 
 from smolbuild.build.cache import steps_root
 from smolbuild.build.cache_entry import Entry, entries_in, hold
+from smolbuild.core.files import remove_tree
 
 __all__ = ["CachedItem", "Evicted", "evict", "list_cache"]
 
@@ -94,6 +95,8 @@ def evict(
         dry_run: only say what would go.
 
     """
+    if not dry_run:
+        _sweep(cache)
     states = {state.entry.token: state for state in _states(cache)}
     total = sum(state.disk + state.memory for state in states.values())
     steps = memories = freed = 0
@@ -119,6 +122,15 @@ def evict(
             states[state.entry.below].children -= 1
     held = sum(state.disk + state.memory for state in states.values() if state.held)
     return Evicted(steps=steps, memories=memories, freed=freed, left=total - freed, in_use=held)
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what killed builds were writing."""
+    for path in steps_root(cache).glob(".tmp-*"):
+        held = hold(path, exclusive=True)
+        if held is not None:
+            remove_tree(path)
+            os.close(held)
 
 
 def _candidates(

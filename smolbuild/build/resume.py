@@ -13,7 +13,7 @@ from smolbuild.build.residue import ResidueGate
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.steps import COPY_STEP, run_steps
 from smolbuild.build.undeclared import heed_denied
-from smolbuild.core.errors import HostError, MachineError
+from smolbuild.core.errors import HostError, MachineError, SmolbuildError
 from smolbuild.core.events import Message, StepStarted
 from smolbuild.core.text import counted
 from smolbuild.machine.base import BootSpec, Disk, Freshen, Machine, RestoreSpec
@@ -154,8 +154,9 @@ def _resume(
             last.entry.touch(resumed=True)
             return _restore(context, spec)
         except (MachineError, HostError, OSError) as error:
-            last.entry.drop_memory()
-            why = error.message if isinstance(error, MachineError | HostError) else error.strerror
+            why = error.message if isinstance(error, SmolbuildError) else str(error.strerror)
+            if isinstance(error, MachineError):  # it will not restore another time either
+                last.entry.drop_memory()
             text = f"the machine kept after {name} does not restore, booting from its disk: {why}"
             context.emit(Message(level="warning", text=text))
             return None
