@@ -17,6 +17,10 @@ from smolbuild.model.egress import EgressRecord
 __all__ = ["Keeper", "StepRun"]
 
 
+_MOST_MEMORY = 2 << 30
+"""Bytes of guest memory in use that are saved after a step: some seconds, as long as a boot."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
     """A link of the chain, run now or earlier: its name and what it left."""
@@ -59,6 +63,7 @@ class Keeper:
         self._below: str | None = below
         self._work = work
         self._emit = emit
+        self._told = False
 
     def keep(
         self, machine: Machine, link: int, name: str, egress: tuple[EgressRecord, ...]
@@ -101,7 +106,7 @@ class Keeper:
         return StepRun(name=name, overlay=overlay, entry=entry, egress=egress)
 
     def _save(self, machine: Machine, directory: Path) -> SavedMemory | None:
-        if self._plan.smolfile.resume == "memory":
+        if self._plan.smolfile.resume == "memory" and self._is_worth_it(machine):
             try:
                 saved = machine.snapshot(directory)
             except HostError as error:
@@ -120,6 +125,23 @@ class Keeper:
                 )
         keep_file(machine.snapshot_disk(), directory / DISK, sync=False)
         return None
+
+    def _is_worth_it(self, machine: Machine) -> bool:
+        """Return whether saving the memory costs less than a boot would; say once that it does not.
+
+        A machine of many gigabytes would write them all after every step.
+        """
+        used = machine.memory_in_use()
+        if used <= _MOST_MEMORY:
+            return True
+        if not self._told:
+            self._told = True
+            text = (
+                f"the machine has {used / 1e9:.1f} GB of memory in use: from here on only its disk "
+                "is kept, and a build that goes on from there boots"
+            )
+            self._emit(Message(level="info", text=text))
+        return False
 
     def _without_secrets(self, memory: SavedMemory) -> SavedMemory | None:
         """Return the saved machine, or let it go when a secret is left in it."""

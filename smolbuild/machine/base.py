@@ -269,6 +269,9 @@ class Machine(Protocol):
         The file lies in the run directory: link or copy it before the machine is discarded.
         """
 
+    def memory_in_use(self) -> int:
+        """Return the bytes of guest memory that were ever written to: what a save may take."""
+
     def snapshot(self, directory: Path) -> Checkpoint:
         """Save the machine as it is into ``directory``, an empty one; it goes on running.
 

@@ -395,6 +395,10 @@ class FakeMachine:
             _write_overlay(path, self._shape.disk_bytes, self._guest.encode())
             return path
 
+    def memory_in_use(self) -> int:
+        """Return what the guest's dictionary takes."""
+        return len(self._guest.encode())
+
     def snapshot(self, directory: Path) -> Checkpoint:
         """Write memory (sparse), state and overlay; the machine goes on."""
         with self._lock:

@@ -282,6 +282,11 @@ class QemuMachine:
             finally:
                 self._channel.thaw()
 
+    def memory_in_use(self) -> int:
+        """Return the bytes of guest memory that were ever written to; 0 for a fork that shares."""
+        memory = self._memory()
+        return memory.stat().st_blocks * 512 if memory.exists() else 0
+
     def snapshot(self, directory: Path) -> Checkpoint:
         """Save the machine as it is into ``directory``; it goes on running on a new overlay.
 
