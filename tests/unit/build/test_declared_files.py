@@ -343,11 +343,11 @@ def test_locale_user_and_hash_seed_do_not_change_the_key(
 ) -> None:
     (context / "src/é").write_bytes(b"x")
     script = (
-        "import sys; sys.path[:0] = [sys.argv[1]]; from pathlib import Path;"
-        "from test_declared_files import key_of; print(key_of(Path(sys.argv[2])))"
+        "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path;"
+        "from test_declared_files import key_of; print(key_of(Path(sys.argv[1])))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, Path(__file__).parent, context],
+        [sys.executable, "-c", script, context, Path(__file__).parent, Path(__file__).parents[3]],
         env={"PATH": os.environ["PATH"], "PYTHONHASHSEED": "7", **environment},
         cwd="/",
         capture_output=True,
