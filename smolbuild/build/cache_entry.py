@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 from smolbuild.core.codec import decode, encode
 from smolbuild.core.digest import Digest, hex_of
 from smolbuild.core.errors import VerificationError
+from smolbuild.core.files import remove_tree
 from smolbuild.core.values import dataclass
 from smolbuild.model.contract import Contract, Shape
 from smolbuild.model.egress import EgressRecord
@@ -169,7 +169,8 @@ class Entry:
         doomed = self.path.with_name(f".tmp-gone-{self.token}")
         with contextlib.suppress(OSError):
             self.path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(doomed)
 
 
 def new_token() -> str:

@@ -171,7 +171,9 @@ def check_health(
             raise HealthError(
                 f"health check failed {failures} times in a row: "
                 f"{describe_probe(health.probe)}: {result.detail}",
-                hint="the services' last output is above: mend them, or what the check asks for",
+                hint="the services' last output is above: mend them, or what the check asks for"
+                if services
+                else "no service runs in this machine: mend what the steps made, or the check",
                 code="unhealthy",
                 details=_all_tails(machine, services),
             )
@@ -205,7 +207,8 @@ def _attempt_ready(machine: Machine, probe: Probe, run: RunConfig, seconds: floa
 
 def _all_tails(machine: Machine, services: Sequence[Service]) -> str:
     # The services last: what a person most likely needs is then nearest to the end.
-    parts = ["--- console ---\n" + tail(machine.console().encode(), _CONSOLE_LINES)]
+    console = tail(machine.console().encode(), _CONSOLE_LINES).strip()
+    parts = [f"--- console ---\n{console}"] if console else []
     for service in services:
         ended = machine.service_status(f"service:{service.name}")
         state = f"ended with status {ended.status}" if ended else "alive"

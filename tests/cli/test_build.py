@@ -303,7 +303,7 @@ def test_rm_frees_what_only_that_artifact_needed(smolbuild, built, own_project, 
     assert smolbuild("run", "tiny:v1", "--", "true").status == 0
 
 
-PHASES = ("base", "boot", "steps", "ready", "checkpoint", "pack", "proof")
+PHASES = ("base", "resume", "steps", "ready", "checkpoint", "pack", "proof")
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -84,7 +84,7 @@ def test_every_kind_of_local_image_is_planned(smolbuild, images, kind):
     [
         ("./missing.tar", ["missing.tar"]),
         ("./empty/", ["empty"]),
-        ("docker-daemon:x", ["docker-daemon"]),
+        ("docker-daemon:x", ["Docker"]),
         ("127.0.0.1:1/no/registry:1", ["127.0.0.1:1"]),
     ],
 )
