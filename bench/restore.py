@@ -117,7 +117,7 @@ def main() -> None:
         engine = QemuEngine(home, emit=silent, accelerator=options.accelerator, environment={})
         print(f"under {engine.acceleration().accelerator}: {engine.acceleration().reason}")
         spec, took = make_checkpoint(engine, home, options.memory)
-        print(f"checkpoint, fsync included   {took:8.1f} ms")
+        print(f"checkpoint                   {took:8.1f} ms")
         floors, milestones = [], []
         for _ in range(options.times + 1):  # the first round warms the page cache
             floors.append(floor(options.memory))

@@ -82,7 +82,7 @@ class Keeper:
         directory = self._cache.stage()
         memory = self._save(machine, directory)
         overlay = self._work / f"step-{link}.qcow2"
-        keep_file(directory / DISK, overlay, sync=False)
+        keep_file(directory / DISK, overlay)
         if not self._residue.is_clean(overlay=overlay):
             self._below = None
             text = (
@@ -123,7 +123,7 @@ class Keeper:
                     agent_cursor=saved.agent_cursor,
                     zero_freed=self._plan.smolfile.guarded,
                 )
-        keep_file(machine.snapshot_disk(), directory / DISK, sync=False)
+        keep_file(machine.snapshot_disk(), directory / DISK)
         return None
 
     def _is_worth_it(self, machine: Machine) -> bool:

@@ -284,7 +284,7 @@ class Machine(Protocol):
     def checkpoint(self, directory: Path) -> Checkpoint:
         """Sync the file systems, stop the machine and save it into ``directory``.
 
-        The machine stays stopped; discard it afterwards. The files are complete and fsynced.
+        The machine stays stopped; discard it afterwards. The files are complete, not fsynced.
         """
 
     def console(self) -> str:

@@ -6,10 +6,8 @@ The protocol is described in ``docs/agent-protocol.md``; ``machine.connection`` 
 import contextlib
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import IO
 
 from smolbuild.core.clock import Deadline
 from smolbuild.core.errors import MachineError
@@ -22,11 +20,12 @@ from smolbuild.machine.base import (
     ProbeResult,
 )
 from smolbuild.machine.connection import AgentConnection
+from smolbuild.machine.execution import ALIVE, consume, ended, exec_fields, exec_result, feed
 from smolbuild.machine.probe import exec_probe, probe_fields, probe_result
-from smolbuild.machine.stream import Data, RequestStream
+from smolbuild.machine.stream import Data
 from smolbuild.machine.survey import MAX_SURVEY_BYTES, parse_survey
 from smolbuild.machine.tunnel import Outside
-from smolbuild.machine.wire import MAX_PAYLOAD, Channel, Fields, Op, flag, lines, text, u8, u32, u64
+from smolbuild.machine.wire import MAX_PAYLOAD, Fields, Op, flag, text, u8, u32, u64
 from smolbuild.model.inside import Survey
 from smolbuild.model.smolfile import ExecProbe, Probe
 
@@ -37,8 +36,6 @@ _CALL_SECONDS = 30.0
 _GRACE_SECONDS = 20.0
 """Added to a deadline that the agent itself keeps, before the host gives it up."""
 _KILL_SECONDS = 5.0
-_ALIVE = 2
-_EXEC_KEEP, _EXEC_TTY, _EXEC_STDIN, _EXEC_OFFLINE, _EXEC_SECRETS = 1, 2, 4, 8, 16
 _TAKE, _GIVE = 0, 1
 _FILLER = bytes(MAX_PAYLOAD - 64)
 _FILLERS = 18
@@ -106,21 +103,21 @@ class AgentChannel:
         """
         exec_id = request.exec_id or secrets.token_hex(16)
         fed = not isinstance(request.stdin, bytes) or bool(request.stdin)
-        payload = _exec_fields(exec_id, request, fed=fed)
+        payload = exec_fields(exec_id, request, fed=fed)
         deadline = Deadline.after(request.timeout + _GRACE_SECONDS)
         what = f"execution of {request.argv[0] if request.argv else 'nothing'}"
         with self._connection.request(what, Op.EXEC, payload, deadline) as stream:
             try:
                 if fed and not request.keep:
-                    _feed(stream, request.stdin, deadline)
-                fields = _consume(stream, on_output, deadline)
+                    feed(stream, request.stdin, deadline)
+                fields = consume(stream, on_output, deadline)
             except BaseException:
                 if stream.finished:  # another request attached to it, or the agent is gone
                     raise
                 with contextlib.suppress(MachineError):
                     self.kill(exec_id, timeout=_KILL_SECONDS)
                 raise
-        return _exec_result(exec_id, fields)
+        return exec_result(exec_id, fields)
 
     def kill(self, exec_id: str, signal: int = 0, *, timeout: float = _CALL_SECONDS) -> None:
         """Send ``signal`` to an execution's first process; 0: kill its whole tree. Idempotent."""
@@ -139,9 +136,9 @@ class AgentChannel:
     def service_status(self, exec_id: str) -> ExecResult | None:
         """Return how an execution ended, or None while it is alive."""
         fields = self._connection.call("service status", Op.STATUS, text(exec_id), _CALL_SECONDS)
-        if fields.raw(1)[0] == _ALIVE:
+        if fields.raw(1)[0] == ALIVE:
             return None
-        return _ended(exec_id, fields)
+        return ended(exec_id, fields)
 
     def service_output(self, exec_id: str) -> bytes:
         """Return the last output (at most 64 KiB) of a kept execution."""
@@ -349,63 +346,6 @@ class AgentChannel:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-def _exec_fields(exec_id: str, request: ExecRequest, *, fed: bool) -> bytes:
-    env, tty = request.env, request.tty
-    if tty is not None and not any(name == "TERM" for name, _ in env):
-        env = (*env, ("TERM", tty.kind))
-    flags = (
-        (_EXEC_KEEP if request.keep else 0)
-        | (_EXEC_TTY if tty else 0)
-        | (_EXEC_STDIN if fed else 0)
-        | (_EXEC_OFFLINE if request.offline else 0)
-        | (_EXEC_SECRETS if request.secrets else 0)
-    )
-    return (
-        text(exec_id)
-        + u32(flags)
-        + u64(0 if request.keep else max(1, round(request.timeout * 1000)))
-        + text(request.workdir)
-        + text(request.user)
-        + lines(request.argv)
-        + lines(tuple(f"{name}={value}" for name, value in env))
-        + (u32(tty.rows) + u32(tty.columns) if tty else b"")
-    )
-
-
-def _feed(stream: RequestStream, source: bytes | IO[bytes], deadline: Deadline) -> None:
-    """Feed standard input from a thread of its own: reading it may block for ever."""
-
-    def feed() -> None:
-        chunks = (source,) if isinstance(source, bytes) else iter(lambda: source.read(65536), b"")
-        # The execution ended, or its connection did: its caller hears of that by itself.
-        with contextlib.suppress(MachineError, OSError, ValueError):
-            for chunk in chunks:
-                if not stream.write(chunk, deadline):
-                    return
-            stream.end(deadline)
-
-    threading.Thread(target=feed, name="stdin", daemon=True).start()
-
-
-def _consume(stream: RequestStream, on_output: OnOutput | None, deadline: Deadline) -> Fields:
-    while isinstance(arrived := stream.next(deadline), Data):
-        if on_output is not None:
-            on_output("stderr" if arrived.channel == Channel.ERR else "stdout", arrived.payload)
-    return arrived
-
-
-def _exec_result(exec_id: str, fields: Fields) -> ExecResult:
-    if fields.u8() == _ALIVE:
-        return ExecResult(exec_id=exec_id, status=0)
-    return _ended(exec_id, fields)
-
-
-def _ended(exec_id: str, fields: Fields) -> ExecResult:
-    fields.u8()  # new, attached or recorded
-    timed_out = bool(fields.u8())
-    return ExecResult(exec_id=exec_id, status=fields.i32(), timed_out=timed_out)
 
 
 def _identity(fields: Fields) -> Identity:

@@ -5,9 +5,7 @@ checkpoints are real (small, sparse) files in the real formats, so that packing,
 materialising work on them: a guest's files travel in its overlay, its raw disk and its memory.
 """
 
-import base64
 import io
-import json
 import os
 import secrets
 import struct
@@ -15,7 +13,6 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from smolbuild.core.errors import MachineError
@@ -34,9 +31,9 @@ from smolbuild.machine.base import (
     ProbeResult,
     RestoreSpec,
 )
+from smolbuild.machine.fake_guest import MAGIC, FakeGuest, read_guest, write_guest
 from smolbuild.model.inside import GuestProcess, Survey
 from smolbuild.model.smolfile import ExecProbe, FileProbe, Probe
-from smolbuild.store.qcow2 import CLUSTER, clusters, create_overlay
 
 __all__ = ["FAKE_CONTRACT", "FakeEngine", "FakeMachine", "OnExec"]
 
@@ -54,53 +51,6 @@ FAKE_CONTRACT = Contract(
     accelerator="none",
     architecture="x86_64",
 )
-_MAGIC = b"smolbuild fake machine 1\n"
-_DATA_CLUSTER = 5
-"""First free cluster of an overlay with one second-level table."""
-
-
-@dataclass(slots=True)
-class _Guest:
-    """What a guest remembers, in memory and on disk."""
-
-    files: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    """Mode and content by absolute path."""
-    results: dict[str, tuple[int, bool, bytes]] = field(default_factory=dict)
-    """Status, whether it is an ended execution, and output, by exec id."""
-    hostname: str = "smolbuild"
-    machine_id: str = ""
-    boot_id: str = ""
-
-    def encode(self) -> bytes:
-        value = {
-            "files": {
-                path: [mode, base64.b64encode(data).decode()]
-                for path, (mode, data) in self.files.items()
-            },
-            "results": {
-                name: [status, ended, base64.b64encode(output).decode()]
-                for name, (status, ended, output) in self.results.items()
-            },
-            "names": [self.hostname, self.machine_id, self.boot_id],
-        }
-        body = json.dumps(value).encode()
-        return _MAGIC + struct.pack("<Q", len(body)) + body
-
-    @classmethod
-    def decode(cls, data: bytes) -> "_Guest | None":
-        if not data.startswith(_MAGIC):
-            return None
-        (length,) = struct.unpack_from("<Q", data, len(_MAGIC))
-        start = len(_MAGIC) + 8
-        value = json.loads(data[start : start + length])
-        names = value["names"]
-        return cls(
-            files={p: (mode, base64.b64decode(d)) for p, (mode, d) in value["files"].items()},
-            results={n: (s, e, base64.b64decode(o)) for n, (s, e, o) in value["results"].items()},
-            hostname=names[0],
-            machine_id=names[1],
-            boot_id=names[2],
-        )
 
 
 class FakeEngine:
@@ -136,7 +86,7 @@ class FakeEngine:
     def boot(self, spec: BootSpec, *, timeout: float = 120.0) -> "FakeMachine":
         """Boot: the files are those of the uppermost disk layer that has any."""
         del timeout
-        guest = _read_disk(spec.disk)
+        guest = read_guest(spec.disk)
         guest.results.clear()
         guest.hostname, guest.boot_id = spec.hostname, _uuid()
         guest.machine_id = guest.machine_id or secrets.token_hex(16)
@@ -156,7 +106,7 @@ class FakeEngine:
             raise MachineError("this host does not fit the checkpoint", code="contract")
         try:
             whole = spec.memory.stat().st_size == spec.shape.memory_mib << 20
-            guest = _Guest.decode(spec.memory.read_bytes()) if whole else None
+            guest = FakeGuest.decode(spec.memory.read_bytes()) if whole else None
             intact = spec.state.read_bytes() == _state(spec.agent_cursor)
         except (ValueError, KeyError, struct.error) as error:
             raise MachineError("the checkpoint is damaged", code="damaged") from error
@@ -167,7 +117,7 @@ class FakeEngine:
         return machine
 
     def _start(
-        self, guest: _Guest, spec: BootSpec | RestoreSpec, milestones: tuple[str, ...]
+        self, guest: FakeGuest, spec: BootSpec | RestoreSpec, milestones: tuple[str, ...]
     ) -> "FakeMachine":
         machine = FakeMachine(
             guest,
@@ -187,7 +137,7 @@ class FakeMachine:
 
     def __init__(
         self,
-        guest: _Guest,
+        guest: FakeGuest,
         spec: BootSpec | RestoreSpec,
         *,
         directory: Path,
@@ -392,7 +342,7 @@ class FakeMachine:
             self._check()
             path = self._directory / f"disk{self._overlays}.qcow2"
             self._overlays += 1
-            _write_overlay(path, self._shape.disk_bytes, self._guest.encode())
+            write_guest(path, self._shape.disk_bytes, self._guest)
             return path
 
     def memory_in_use(self) -> int:
@@ -452,44 +402,8 @@ class FakeMachine:
             raise MachineError("the machine ended", code="machine-ended", details=self.console())
 
 
-def _read_disk(disk: Disk) -> _Guest:
-    for overlay in reversed(disk.overlays):
-        for extent in clusters(overlay):
-            if extent.guest_offset == 0 and extent.kind == "data":
-                data = overlay.read_bytes()[extent.host_offset :][: extent.length]
-                if (guest := _Guest.decode(data)) is not None:
-                    return guest
-    with disk.base.open("rb") as base:
-        start = base.read(len(_MAGIC) + 8)
-        if start.startswith(_MAGIC):
-            start += base.read(struct.unpack("<Q", start[-8:])[0])
-    return _Guest.decode(start) or _Guest()
-
-
-def _write_overlay(path: Path, size: int, content: bytes) -> None:
-    """Write an overlay with ``content`` at the start of the disk, all in one run of clusters."""
-    create_overlay(path, size)
-    count = -(-len(content) // CLUSTER)
-    if count * CLUSTER > min(size, CLUSTER * 8192 // 2):
-        raise MachineError(f"the fake guest's files take {len(content):,} bytes, too many")
-    with path.open("r+b") as overlay:
-        overlay.truncate((_DATA_CLUSTER + count) * CLUSTER)
-        overlay.seek(3 * CLUSTER)
-        overlay.write(struct.pack(">Q", (1 << 63) | 4 * CLUSTER))
-        overlay.seek(4 * CLUSTER)
-        overlay.write(
-            b"".join(
-                struct.pack(">Q", (1 << 63) | (_DATA_CLUSTER + n) * CLUSTER) for n in range(count)
-            )
-        )
-        overlay.seek(2 * CLUSTER)
-        overlay.write(struct.pack(">H", 1) * (_DATA_CLUSTER + count))
-        overlay.seek(_DATA_CLUSTER * CLUSTER)
-        overlay.write(content)
-
-
 def _state(cursor: bytes) -> bytes:
-    return _MAGIC + cursor
+    return MAGIC + cursor
 
 
 def _uuid() -> str:

@@ -27,11 +27,11 @@ _ZEROS = bytes(_CHUNK)
 _ZERO_PAGE = bytes(_PAGE)
 
 
-def save_sparse(source: Path, target: Path, *, sync: bool = True) -> int:
-    """Write the content of ``source`` to the new file ``target``, and fsync it unless told not to.
+def save_sparse(source: Path, target: Path) -> int:
+    """Write the content of ``source`` to the new file ``target``.
 
     Runs of zero pages become holes, also where the source has them allocated: freed guest memory is
-    zeroed and need take no space. Returns the bytes of data written. Not atomic.
+    zeroed and need take no space. Returns the bytes of data written. Not atomic, not fsynced.
 
     Raises:
         HostError: no space left.
@@ -49,8 +49,6 @@ def save_sparse(source: Path, target: Path, *, sync: bool = True) -> int:
             for offset, data in _data(reader):
                 _write(writer, offset, data)
                 written += len(data)
-            if sync:
-                os.fsync(writer)
         except OSError as error:
             raise _explained(error, target) from error
     return written
@@ -143,8 +141,10 @@ def _write(writer: int, offset: int, data: memoryview) -> None:
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 
 
-def keep_file(source: Path, target: Path, *, sync: bool = False) -> None:
+def keep_file(source: Path, target: Path) -> None:
     """Give a file that changes no more a second name, which outlives the first, or a copy.
+
+    Not fsynced.
 
     Raises:
         HostError: no space left.
@@ -156,7 +156,4 @@ def keep_file(source: Path, target: Path, *, sync: bool = False) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        save_sparse(source, target, sync=False)
-    if sync:
-        with target.open("rb") as stream:
-            os.fsync(stream.fileno())
+        save_sparse(source, target)

@@ -18,11 +18,12 @@ from smolbuild.machine.acceleration import Acceleration, Accelerator
 from smolbuild.machine.base import BootSpec, Contract, Disk, RestoreSpec, Shape
 from smolbuild.machine.channel import AgentChannel
 from smolbuild.machine.command import Launch
+from smolbuild.machine.cursor import Cursor
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.egress_route import Resolve, resolve_on_host
 from smolbuild.machine.launch import Process, launch
 from smolbuild.machine.memory import copy_sparse
-from smolbuild.machine.qemu_machine import Cursor, QemuMachine
+from smolbuild.machine.qemu_machine import QemuMachine
 from smolbuild.machine.rundir import RunDirectory
 from smolbuild.store.qcow2 import create_overlay
 

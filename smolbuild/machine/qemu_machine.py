@@ -1,18 +1,15 @@
 """A running QEMU machine."""
 
 import contextlib
-import json
 import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from smolbuild.core.clock import Deadline
 from smolbuild.core.errors import MachineError
-from smolbuild.core.files import fsync_directory, require_space
+from smolbuild.core.files import require_space
 from smolbuild.machine.base import (
     Checkpoint,
     Contract,
@@ -28,6 +25,7 @@ from smolbuild.machine.base import (
 )
 from smolbuild.machine.channel import AgentChannel
 from smolbuild.machine.command import overlay_node
+from smolbuild.machine.cursor import Cursor
 from smolbuild.machine.egress import Egress
 from smolbuild.machine.launch import Process, milliseconds_since
 from smolbuild.machine.memory import keep_file, save_sparse
@@ -35,7 +33,7 @@ from smolbuild.model.inside import Survey
 from smolbuild.model.smolfile import Probe
 from smolbuild.store.qcow2 import create_overlay
 
-__all__ = ["Cursor", "QemuMachine"]
+__all__ = ["QemuMachine"]
 
 _KERNEL_SECONDS = 20.0
 _QMP_SECONDS = 30.0
@@ -44,39 +42,6 @@ _FREEZE_SECONDS = 120.0
 _ENDING_SECONDS = 1.0
 _FINISHING_SECONDS = 0.002
 _ACCEPTED_STATES = frozenset({"completed", "failed", "cancelled"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
-    """What ``Checkpoint.agent_cursor`` holds: the agent session, and how the guest counts time."""
-
-    session: bytes
-    tsc_khz: int
-
-    def encode(self) -> bytes:
-        """Return the cursor as bytes; ``decode`` of them gives an equal value."""
-        return json.dumps({"session": self.session.hex(), "tscKhz": self.tsc_khz}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """Parse and check a cursor.
-
-        Raises:
-            MachineError: it is none.
-
-        """
-        try:
-            value: dict[str, Any] = json.loads(data)
-            session, khz = bytes.fromhex(value["session"]), value["tscKhz"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise MachineError(
-                "the checkpoint's agent session is damaged or of another version of smolbuild",
-                hint="build the artifact again with this version",
-                code="damaged",
-            ) from error
-        if not isinstance(khz, int) or khz < 0:
-            raise MachineError("the checkpoint's clock frequency is damaged", code="damaged")
-        return cls(session=session, tsc_khz=khz)
 
 
 class QemuMachine:
@@ -295,15 +260,15 @@ class QemuMachine:
         """
         with self._paused(directory, "the snapshot", names=False) as saved:
             try:
-                save_sparse(self._memory(), saved.memory, sync=False)
+                save_sparse(self._memory(), saved.memory)
                 # Before the state is saved: after it QEMU has given the disk up until it goes on.
                 finished = self._new_overlay()
-                self._save_state(saved.state, sync=False)
+                self._save_state(saved.state)
             finally:
                 self._go_on()
                 # Its clock stood still meanwhile, and must not show it.
                 self._channel.freshen(Freshen())
-            keep_file(finished, saved.disk_overlay, sync=False)
+            keep_file(finished, saved.disk_overlay)
             return saved
 
     def checkpoint(self, directory: Path) -> Checkpoint:
@@ -317,10 +282,9 @@ class QemuMachine:
 
         """
         with self._paused(directory, "the checkpoint", names=True) as saved:
-            self._save_state(saved.state, sync=True)
-            save_sparse(self._memory(), saved.memory, sync=True)
-            keep_file(self._overlays[-1], saved.disk_overlay, sync=True)
-            fsync_directory(directory)
+            self._save_state(saved.state)
+            save_sparse(self._memory(), saved.memory)
+            keep_file(self._overlays[-1], saved.disk_overlay)
             return saved
 
     def _go_on(self) -> None:
@@ -395,7 +359,7 @@ class QemuMachine:
         self._overlays.append(path)
         return finished
 
-    def _save_state(self, path: Path, *, sync: bool) -> None:
+    def _save_state(self, path: Path) -> None:
         qmp, deadline = self._process.qmp, Deadline.after(_SAVE_SECONDS)
         capabilities = [
             {"capability": name, "state": True} for name in ("events", "x-ignore-shared")
@@ -406,8 +370,6 @@ class QemuMachine:
             qmp.command("getfd", {"fdname": "state"}, deadline=deadline, descriptor=descriptor)
             qmp.command("migrate", {"uri": "fd:state"}, deadline=deadline)
             self._await_migration(deadline, "save")
-            if sync:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

@@ -23,8 +23,8 @@ from smolbuild.core.clock import Deadline
 from smolbuild.core.errors import HostError, MachineError
 from smolbuild.machine.accel import choose_acceleration
 from smolbuild.machine.base import Freshen
+from smolbuild.machine.cursor import Cursor
 from smolbuild.machine.qemu import QemuEngine
-from smolbuild.machine.qemu_machine import Cursor
 from smolbuild.machine.rundir import sweep
 from smolbuild.model.smolfile import HttpProbe, PortProbe
 
