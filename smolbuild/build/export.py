@@ -19,7 +19,7 @@ from smolbuild.core.canon import Json
 from smolbuild.core.digest import Digest, digest_bytes, hex_of
 from smolbuild.core.errors import HostError, UsageError
 from smolbuild.core.events import Emit, Transfer
-from smolbuild.core.files import atomic_file, fsync_directory, require_space
+from smolbuild.core.files import atomic_file, fsync_directory, require_file, require_space
 from smolbuild.core.process import run
 from smolbuild.model.artifact import ArtifactConfig
 from smolbuild.source.ext4_reader import Ext4
@@ -134,6 +134,7 @@ def export_qcow2(files: Materialised, path: Path, *, compress: bool) -> None:
         "file": {"driver": "file", "filename": str(files.overlay)},
         "backing": {"driver": "raw", "file": {"driver": "file", "filename": str(files.base)}},
     }
+    require_file(path)
     options = ["-c", "-o", "compression_type=zstd"] if compress else []
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as directory:
         target = Path(directory, "disk.qcow2")

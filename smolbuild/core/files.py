@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from smolbuild.core.errors import BusyError, HostError
+from smolbuild.core.errors import BusyError, HostError, UsageError
 
 __all__ = [
     "atomic_file",
@@ -18,6 +18,7 @@ __all__ = [
     "fsync_directory",
     "private_directory",
     "remove_tree",
+    "require_file",
     "require_space",
     "sweep_temporaries",
     "try_lock",
@@ -52,11 +53,13 @@ def atomic_file(path: Path, *, mode: int = 0o600) -> Iterator[IO[bytes]]:
 
     Raises:
         HostError: the disk is full.
+        UsageError: something else than a file has this name: a directory, a device, a pipe.
         OSError: the directory cannot be written.
 
     """
     import tempfile
 
+    require_file(path)
     descriptor, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
     temporary = Path(name)
     try:
@@ -73,6 +76,19 @@ def atomic_file(path: Path, *, mode: int = 0o600) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)
+
+
+def require_file(path: Path) -> None:
+    """Check that ``path`` may be replaced by a file: it is one, or nothing is there.
+
+    Raises:
+        UsageError: it is a directory, a device, a pipe …; root would replace even /dev/null.
+
+    """
+    if path.exists() and not path.is_file():
+        raise UsageError(
+            f"{path} is there and is not a file", hint="name another", code="not-a-file"
+        )
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:

@@ -138,7 +138,7 @@ def _instructions(lines: list[str], escape: str, file: str) -> Iterator[Instruct
             if parts and (line.lstrip().startswith("#") or not line.strip()):
                 continue  # inside a continuation, comments and empty lines are passed over
             kept = line.rstrip()
-            if not kept.endswith(escape):
+            if not kept.endswith(escape) or kept.endswith(2 * escape):  # as BuildKit has it
                 parts.append(line)
                 break
             parts.append(kept[: -len(escape)])

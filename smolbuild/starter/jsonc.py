@@ -27,6 +27,8 @@ def parse_jsonc(text: str, *, file: str) -> dict[str, object]:
         raise UsageError(f"{file}:{error.lineno}: not JSON: {error.msg}", code="jsonc") from error
     except RecursionError as error:
         raise UsageError(f"{file}: nested too deeply", code="jsonc") from error
+    except ValueError as error:
+        raise UsageError(f"{file}: a number has too many digits", code="jsonc") from error
     if not isinstance(value, dict):
         raise UsageError(f"{file}: expected an object", code="jsonc")
     return value

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smolbuild.core.errors import BusyError, HostError
+from smolbuild.core.errors import BusyError, HostError, UsageError
 from smolbuild.core.files import (
     atomic_file,
     file_lock,
@@ -17,6 +17,16 @@ from smolbuild.core.files import (
     try_lock,
     write_atomic,
 )
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(UsageError, match="not a file"):
+            write_atomic(path, b"new")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_write_atomic_replaces_and_sets_the_mode(tmp_path):

@@ -90,6 +90,12 @@ def test_what_names_no_machine_is_an_error(text):
         translate(text)
 
 
+@pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 5000), '{"a": %s' % ("[" * 200_000)])
+def test_jsonc_that_no_parser_takes_is_our_error(text):
+    with pytest.raises(UsageError, match="f"):
+        parse_jsonc(text, file="f")
+
+
 def test_jsonc_keeps_strings_and_lines():
     value = parse_jsonc('{"a": "// no, /* no */ ,]", "b": [1, 2, // x\n ], /* , */ }', file="f")
     assert value == {"a": "// no, /* no */ ,]", "b": [1, 2]}

@@ -129,6 +129,11 @@ def test_lines_are_counted_from_the_file():
     assert found[1].text == "a   b"
 
 
+def test_two_backslashes_at_the_end_continue_nothing():
+    found = parse_dockerfile("FROM x\nRUN a \\\\\nENV B=1\n", file="D")
+    assert [item.keyword for item in found] == ["FROM", "RUN", "ENV"]
+
+
 def test_a_dockerfile_that_is_kept_is_named():
     draft = keep_dockerfile("FROM a\nHEALTHCHECK CMD x\nFROM b\nEXPOSE 80\n", file="D", name="x")
     assert draft.base is not None
