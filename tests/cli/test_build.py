@@ -225,7 +225,7 @@ def test_ls_inspect_and_a_foreign_reader(smolbuild, built):
             'run = "exec httpd -f -p 8000 -h /srv/www"',
             'run = "echo never mind; sleep 60"\nready_timeout = "2s"',
             3,
-            ["service web", "not ready", "port 127.0.0.1:8000", "never mind", "console"],
+            ["service web", "not ready", "port 127.0.0.1:8000", "never mind"],
         ),
         (
             'run = "exec httpd -f -p 8000 -h /srv/www"',
