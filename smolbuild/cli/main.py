@@ -54,7 +54,7 @@ Examples:
   smolbuild push notes:v1 registry.example.com/team/notes:v1
 
 \b
-Exit status: 0 ok, 1 failed, 2 usage or Smolfile, 3 health check, 4 verification,
+Exit status: 0 ok, 1 failed, 2 usage or Smolfile, 3 health check or residue, 4 verification,
 5 registry or network (trying again may help), 6 outcome unknown, 75 busy, 130/143 signals.
 """
 
