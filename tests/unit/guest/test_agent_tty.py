@@ -79,7 +79,7 @@ def test_keys_are_echoed_edited_and_signal(channel: AgentChannel) -> None:
 
 
 def test_the_controlling_terminal_is_the_sessions(channel: AgentChannel) -> None:
-    script = "echo through > /dev/tty; ps -o sid= -p $$ | tr -d ' '; echo $$"
+    script = "echo through > /dev/tty; cut -d' ' -f6 /proc/$$/stat; echo $$"
     person = Person(channel, script)
     assert person.end().status == 0
     through, session, own = bytes(person.seen).split()
