@@ -16,9 +16,11 @@
 
 enum {
 	MAX_LOOKUPS = 32, MAX_CLIENTS = 16, MAX_NAMES = 16384, CLIENT_MS = 10000,
-	FIRST = 0xc6120100, /* 198.18.1.0 */
-	KIND_LOOKUP = 2,    /* of OPEN */
+	KIND_LOOKUP = 2, /* of OPEN */
 };
+
+/* 198.18.1.0. Not in the enum: a value beyond int makes all of its constants unsigned from gcc 13 on. */
+static const uint32_t FIRST = 0xc6120100;
 
 struct client { /* over TCP */
 	bool used;
