@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -130,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
         status = _ended("terminated", 143, as_json=_wants_json(arguments))
     except BrokenPipeError:
         # The reader of our output went away (`smolbuild ls | head`): not our failure.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _send_nowhere(sys.stdout)
         status = 141
     except OSError as error:
         status = report(_os_error(error), as_json=_wants_json(arguments))
@@ -241,7 +241,19 @@ def _ended(how: str, status: int, *, as_json: bool) -> int:
         print(json.dumps({"error": error}))
     with contextlib.suppress(OSError):  # a terminal that was hung up: nobody is there to read it
         print(f"smolbuild: {how}", file=sys.stderr, flush=True)
+    # What is left in a buffer is tried again at the interpreter's end, whose failure is status 120.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _send_nowhere(stream)
     return status
+
+
+def _send_nowhere(stream: TextIO) -> None:
+    descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
 
 
 def _defect(error: Exception) -> SmolbuildError:
