@@ -87,6 +87,7 @@ class Secrets:
         self._directory = directory
         self._run = run_command or _run_on_host
         self._read: dict[str, Secret] = {}
+        self._unreadable: set[str] = set()
         self._needles: tuple[bytes, ...] | None = ()
 
     @classmethod
@@ -123,10 +124,17 @@ class Secrets:
         return tuple(self._read[name] for name in dict.fromkeys(names))
 
     def readable(self) -> tuple[Secret, ...]:
-        """Return every secret of the Smolfile that can be read: what no step asked for, too."""
+        """Return every secret of the Smolfile that can be read: what no step asked for, too.
+
+        What could not be read is not tried again: its command may take its whole deadline.
+        """
         for name in self._sources:
-            with contextlib.suppress(UsageError):
+            if name in self._unreadable:
+                continue
+            try:
                 self.of((name,))
+            except UsageError:
+                self._unreadable.add(name)
         return self.known()
 
     def known(self) -> tuple[Secret, ...]:

@@ -50,6 +50,19 @@ def test_a_value_is_read_once_and_wiped_at_the_end(tmp_path: Path) -> None:
     assert buffer == b""
 
 
+def test_what_cannot_be_read_is_looked_for_once_unless_a_step_needs_it(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = f"open({str(count)!r}, 'a').write('x'); raise SystemExit(1)"
+    source = SecretSource(from_command=(sys.executable, "-c", script))
+    with secrets(tmp_path, {"B": VALUE}, A=source, B=SecretSource(from_env="B")) as found:
+        for _ in range(3):
+            assert [bytes(secret.value) for secret in found.readable()] == [VALUE.encode()]
+        assert count.read_text() == "x"
+        with pytest.raises(UsageError, match="ended with status 1"):
+            found.of(("A",))
+    assert count.read_text() == "xx"
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
