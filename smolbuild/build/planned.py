@@ -22,7 +22,9 @@ class PlannedStep:
 
 def planned_steps(plan: Plan, cache: StepCache) -> tuple[PlannedStep, ...]:
     """Return each step with whether it would run, and why."""
-    cached = len(cache.prefix(plan.chain, since=plan.oldest_delta))
+    cached = 0
+    if plan.existing is None:  # else nobody asks the cache
+        cached = len(cache.prefix(plan.chain, since=plan.oldest_delta))
     steps = []
     for link, step in enumerate(plan.smolfile.steps, 1):
         is_cached = plan.existing is not None or link < cached
