@@ -34,6 +34,7 @@ from smolbuild.build.result import BuildResult, reuse
 from smolbuild.build.resume import Parts, set_up_machine
 from smolbuild.build.secrets import Secrets
 from smolbuild.build.sign import sign_artifact
+from smolbuild.build.steps import step_run
 from smolbuild.core.digest import hex_of
 from smolbuild.core.errors import BuildError
 from smolbuild.core.events import Emit, Message
@@ -42,7 +43,6 @@ from smolbuild.guest.compile import build_agent
 from smolbuild.guest.initramfs import build_initramfs
 from smolbuild.guest.kernel import kernel_digest
 from smolbuild.machine.base import Machine
-from smolbuild.machine.network import proxy_env
 from smolbuild.machine.rundir import RunDirectory
 from smolbuild.model.artifact import (
     FORMAT_VERSION,
@@ -50,7 +50,6 @@ from smolbuild.model.artifact import (
     encode_config,
 )
 from smolbuild.model.egress import StepEgress
-from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Step
 from smolbuild.source.base_disk import prepare_base
 from smolbuild.source.kernel import kernel_from_path, prepare_kernel
@@ -62,7 +61,6 @@ from smolbuild.trust.keys import Signer
 __all__ = ["build"]
 
 _BUILD_LOCK_SECONDS = 4 * 3600.0
-_BOOT_SECONDS = 180.0
 _SPACE_MARGIN = 1 << 30
 _SCRUB = "scrub"
 """Name of the delta that hides what was deleted."""
@@ -259,11 +257,7 @@ def _offered(
 ) -> contextlib.AbstractContextManager[None]:
     """Offer the machine to who wants to look at it when the block, of a step or none, fails."""
     network = plan.smolfile.network if step is None else plan.smolfile.network_of(step)
-    run = service_run(plan)
-    if step is not None:
-        env = merge_env(plan.run.env, step.env, proxy_env(network))
-        workdir = step.workdir or run.workdir
-        run = dataclasses.replace(run, env=env, workdir=workdir, user=step.user or "root")
+    run = service_run(plan) if step is None else step_run(plan.run, plan.smolfile, step)
     describe = functools.partial(
         Failed,
         name=plan.name,

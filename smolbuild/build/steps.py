@@ -1,6 +1,7 @@
 """Run the set-up in a booted machine: copied files first, then step by step, each cached."""
 
 import contextlib
+import dataclasses
 import re
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from smolbuild.model.egress import EgressRecord
 from smolbuild.model.environment import merge_env
 from smolbuild.model.smolfile import Copy, Network, Smolfile, Step
 
-__all__ = ["COPY_STEP", "Keep", "run_steps"]
+__all__ = ["COPY_STEP", "Keep", "run_steps", "step_run"]
 
 COPY_STEP = "copy"
 """Name of the delta that holds the top-level copies."""
@@ -102,6 +103,16 @@ def run_steps(
     return tuple(done)
 
 
+def step_run(run: RunConfig, smolfile: Smolfile, step: Step) -> RunConfig:
+    """Return how ``step`` runs in a machine whose commands otherwise run as ``run`` says."""
+    return dataclasses.replace(
+        run,
+        env=merge_env(run.env, step.env, proxy_env(smolfile.network_of(step))),
+        workdir=step.workdir or run.workdir,
+        user=step.user or "root",
+    )
+
+
 def _copy(machine: Machine, copies: tuple[Copy, ...], files: DeclaredFiles, emit: Emit) -> None:
     if copies:
         archive = tar_stream(files, copies, owners=guest_owners(machine, copies))
@@ -142,16 +153,16 @@ def _run_step(
             kept -= len(last.popleft())
         emit(Output(source=step.name, stream=stream, data=data))
 
-    network = smolfile.network_of(step)
+    own, network = step_run(run, smolfile, step), smolfile.network_of(step)
     machine.egress_records()  # what was asked before is not this step's
     _open_network(machine, smolfile, step, emit)
     try:
         result = machine.exec(
             ExecRequest(
                 argv=("/bin/sh", "-c", step.run),
-                env=merge_env(run.env, step.env, proxy_env(network)),
-                workdir=step.workdir or run.workdir,
-                user=step.user or "root",
+                env=own.env,
+                workdir=own.workdir,
+                user=own.user,
                 timeout=step.timeout,
                 secrets=bool(step.secrets),
                 offline=network.mode == "off" and smolfile.network.mode == "full",
