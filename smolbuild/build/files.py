@@ -18,6 +18,7 @@ from smolbuild.core.values import dataclass
 from smolbuild.model.declared import DeclaredFiles, FileEntry
 from smolbuild.model.lock import lock_path
 from smolbuild.model.smolfile import Smolfile
+from smolbuild.source.file_entry import file_entry
 from smolbuild.source.stat_cache import CLOCK_PREFIX, digest_files
 
 __all__ = [
@@ -204,26 +205,12 @@ def _entry(
     status: os.stat_result,
     digests: Mapping[str, Digest | OSError],
 ) -> FileEntry:
-    if stat.S_ISDIR(status.st_mode):
-        return FileEntry(path=path, kind="dir")
-    if stat.S_ISREG(status.st_mode):
-        digest = digests[path]
-        if isinstance(digest, OSError):
-            raise _BadSource(f"{path} cannot be read: {digest.strerror}") from digest
-        return FileEntry(
-            path=path,
-            kind="file",
-            executable=bool(status.st_mode & stat.S_IXUSR),
-            digest=digest,
-            size=status.st_size,
-        )
+    digest = digests[path] if stat.S_ISREG(status.st_mode) else None
     try:
-        target = os.readlink(context / path)  # noqa: PTH115 - Path would rewrite the target
-        target.encode()
+        return file_entry(context, path, status, digest)
     except OSError as error:
         raise _BadSource(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeEncodeError as error:
         raise _BadSource(
             f"the target of the symlink {path} is not UTF-8", "rename it, or leave it out"
         ) from error
-    return FileEntry(path=path, kind="symlink", target=target)

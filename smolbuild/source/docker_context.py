@@ -20,6 +20,7 @@ from smolbuild.model.lock import lock_path
 from smolbuild.model.parse import sibling_path
 from smolbuild.model.smolfile import Dockerfile, Smolfile
 from smolbuild.source.dockerignore import DockerIgnore, parse_dockerignore
+from smolbuild.source.file_entry import file_entry
 from smolbuild.source.stat_cache import CLOCK_PREFIX, digest_files
 
 __all__ = ["DockerContext", "collect_context"]
@@ -171,27 +172,21 @@ def _entry(
     status: os.stat_result,
     digests: Mapping[str, Digest | OSError],
 ) -> FileEntry:
-    if stat.S_ISDIR(status.st_mode):
-        return FileEntry(path=path, kind="dir")
-    try:
-        if stat.S_ISLNK(status.st_mode):
-            target = os.readlink(directory / path)  # noqa: PTH115 - Path would rewrite it
-            target.encode()
-            return FileEntry(path=path, kind="symlink", target=target)
-    except (OSError, UnicodeEncodeError) as error:
-        raise _unusable(path, f"its target cannot be read: {error}") from error
     digest = digests.get(path)
-    if digest is None:
+    is_link = stat.S_ISLNK(status.st_mode)
+    if digest is None and not is_link and not stat.S_ISDIR(status.st_mode):
         raise _unusable(path, "it is not a file, directory or symlink")
-    if isinstance(digest, OSError):
-        raise _unusable(path, f"it cannot be read: {digest.strerror}") from digest
-    return FileEntry(
-        path=path,
-        kind="file",
-        executable=bool(status.st_mode & stat.S_IXUSR),
-        digest=digest,
-        size=status.st_size,
-    )
+    try:
+        return file_entry(directory, path, status, digest)
+    except UnicodeEncodeError as error:
+        raise _unusable(path, f"its target cannot be read: {error}") from error
+    except OSError as error:
+        why = (
+            f"its target cannot be read: {error}"
+            if is_link
+            else f"it cannot be read: {error.strerror}"
+        )
+        raise _unusable(path, why) from error
 
 
 def _unusable(path: str, why: str) -> BuildError:
