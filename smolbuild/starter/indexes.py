@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from smolbuild.starter.reading import read_start
+
 __all__ = ["index_hosts"]
 
-_MAX_BYTES = 1 << 20
 _NPM_REGISTRY = re.compile(r"^\s*(?:@[^:\s]+:)?registry\s*=\s*(\S+)", re.MULTILINE)
 _CARGO_SOURCE = re.compile(r"^\s*(?:registry|index)\s*=\s*[\"']([^\"']+)", re.MULTILINE)
 
@@ -48,7 +49,7 @@ def _pip(directory: Path, environment: Mapping[str, str]) -> Iterator[str]:
     for path in [*files, *([Path(named)] if named else [])]:
         parser = configparser.RawConfigParser(strict=False)
         try:
-            parser.read_string(_read(path))
+            parser.read_string(read_start(path))
         except configparser.Error:
             continue
         for section in ("global", "install"):
@@ -62,7 +63,7 @@ def _npm(directory: Path, environment: Mapping[str, str]) -> Iterator[str]:
     home = Path(environment.get("HOME", "/nonexistent"))
     for path in (directory / ".npmrc", home / ".npmrc", Path("/etc/npmrc")):
         for match in re.finditer(
-            r"^\s*(?:@[^:\s]+:)?registry\s*=\s*(\S+)", _read(path), re.MULTILINE
+            r"^\s*(?:@[^:\s]+:)?registry\s*=\s*(\S+)", read_start(path), re.MULTILINE
         ):
             yield match[1].strip("\"'")
 
@@ -76,17 +77,4 @@ def _cargo(directory: Path, environment: Mapping[str, str]) -> Iterator[str]:
     home = Path(environment.get("HOME", "/nonexistent"))
     cargo = Path(environment.get("CARGO_HOME") or home / ".cargo")
     for path in (directory / ".cargo" / "config.toml", cargo / "config.toml"):
-        for match in re.finditer(
-            r"^\s*(?:registry|index)\s*=\s*[\"']([^\"']+)", _read(path), re.MULTILINE
-        ):
-            yield match[1]
-
-
-def _read(path: Path) -> str:
-    try:
-        if not path.is_file():
-            return ""
-        with path.open("rb") as stream:
-            return stream.read(_MAX_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
+        yield from _CARGO_SOURCE.findall(read_start(path))

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from smolbuild.core.values import dataclass
+from smolbuild.starter.reading import read_start
 
 __all__ = ["Kind", "Project", "Serves", "look_at"]
 
 Kind = Literal["python", "node", "go", "rust", "plain"]
 
-_MAX_BYTES = 1 << 20
 _PYTHON_MANIFESTS = ("pyproject.toml", "requirements.txt", "setup.py")
 _PYTHON_LOCKS = ("uv.lock", "poetry.lock", "Pipfile.lock", "pdm.lock")
 _NODE_LOCKS = ("package-lock.json", "yarn.lock", "pnpm-lock.yaml")
@@ -92,7 +92,7 @@ def _python(directory: Path) -> Project:
     project = _toml(directory / "pyproject.toml")
     declared = project.get("project")
     table = declared if isinstance(declared, dict) else {}
-    requirements = _read(directory / "requirements.txt")
+    requirements = read_start(directory / "requirements.txt")
     tools = project.get("tool")
     needed = (
         bool(table.get("dependencies"))
@@ -122,7 +122,7 @@ def _python_start(directory: Path) -> tuple[str, tuple[str, ...]]:
     if named:
         return named, tuple(name for name in _PYTHON_STARTS if name in named)
     for name in _PYTHON_STARTS:
-        text = _read(directory / name)
+        text = read_start(directory / name)
         if text and _PORT.search(text):  # a program that listens goes on; others may just end
             return f"python3 {name}", (name,)
     return "", ()
@@ -134,14 +134,14 @@ def _python_modules(directory: Path) -> Iterator[str]:
             if path.name not in ("tests", "test", "docs"):
                 yield path.name
         elif path.suffix == ".py" and path.stem.isidentifier() and path.stem != "setup":
-            text = _read(path)
+            text = read_start(path)
             if "__main__" in text or not _PORT.search(text):
                 yield path.stem
 
 
 def _node(directory: Path) -> Project:
     try:
-        value = json.loads(_read(directory / "package.json"))
+        value = json.loads(read_start(directory / "package.json"))
     except (ValueError, RecursionError):
         value = {}
     value = value if isinstance(value, dict) else {}
@@ -155,7 +155,7 @@ def _node(directory: Path) -> Project:
     start = _procfile(directory)
     if not start and isinstance(scripts.get("start"), str):
         start = "npm start"
-    if not start and main and _PORT.search(_read(directory / main)):
+    if not start and main and _PORT.search(read_start(directory / main)):
         start = f"node {main}"
     return Project(
         kind="node",
@@ -171,11 +171,11 @@ def _go(directory: Path) -> Project:
     mains = [
         p for p in ("main.go", *_names(directory, "cmd/*/main.go")) if (directory / p).is_file()
     ]
-    listening = [name for name in mains if _PORT.search(_read(directory / name))]
+    listening = [name for name in mains if _PORT.search(read_start(directory / name))]
     return Project(
         kind="go",
         manifests=tuple(n for n in ("go.mod", "go.sum") if (directory / n).is_file()),
-        dependencies="require" in _read(directory / "go.mod"),
+        dependencies="require" in read_start(directory / "go.mod"),
         start="/usr/local/bin/app" if listening else "",
         modules=tuple(mains),
         serves=_serves(directory, tuple(listening)),
@@ -187,7 +187,7 @@ def _rust(directory: Path) -> Project:
     package = manifest.get("package")
     name = package.get("name") if isinstance(package, dict) else None
     has_main = (directory / "src" / "main.rs").is_file()
-    listening = has_main and bool(_PORT.search(_read(directory / "src" / "main.rs")))
+    listening = has_main and bool(_PORT.search(read_start(directory / "src" / "main.rs")))
     program = f"/app/target/release/{name}" if isinstance(name, str) and has_main else ""
     return Project(
         kind="rust",
@@ -200,7 +200,9 @@ def _rust(directory: Path) -> Project:
 
 
 def _serves(directory: Path, files: tuple[str, ...], more: str = "") -> Serves:
-    text = "\n".join([_read(directory / "Procfile"), more, *(_read(directory / f) for f in files)])
+    text = "\n".join(
+        [read_start(directory / "Procfile"), more, *(read_start(directory / f) for f in files)]
+    )
     port = next((int(m[1]) for m in _PORT.finditer(text) if 1024 <= int(m[1]) < 65536), None)
     if port is None:
         return Serves()
@@ -209,7 +211,7 @@ def _serves(directory: Path, files: tuple[str, ...], more: str = "") -> Serves:
 
 
 def _procfile(directory: Path) -> str:
-    match = re.search(r"^web:\s*(.+)$", _read(directory / "Procfile"), re.MULTILINE)
+    match = re.search(r"^web:\s*(.+)$", read_start(directory / "Procfile"), re.MULTILINE)
     return match[1].strip() if match else ""
 
 
@@ -225,16 +227,6 @@ def _names(directory: Path, pattern: str) -> list[str]:
 
 def _toml(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(_read(path))
+        return tomllib.loads(read_start(path))
     except tomllib.TOMLDecodeError:
         return {}
-
-
-def _read(path: Path) -> str:
-    try:
-        if not path.is_file():
-            return ""
-        with path.open("rb") as stream:
-            return stream.read(_MAX_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
